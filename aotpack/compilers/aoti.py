@@ -1,0 +1,325 @@
+"""An exported program -> an AOTInductor package for one variant: one shared library, weights outside.
+
+The program is traced again with the sizes and ranges of the variant, so the same path compiles in a release pipeline
+(from the user's model) and behind a miss (from the bundle alone). No weight value is read: weights are zeros of the
+right shapes here, and every Inductor pass that would look at them is off, so `update_weights` can never be ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.export import ExportedProgram
+
+from aotpack.compilers.exported import (
+    Dims,
+    _example,
+    _examples,
+    _inside,
+    _named_dims,
+    _quiet_export,
+    explain_export,
+)
+from aotpack.compilers.flat import PREFIX, Shape
+from aotpack.compilers.shapes import IntLeaf, LeafSpec, TensorLeaf, ValueLeaf, guards_of
+from aotpack.compilers.toolchain import needs_of_library
+from aotpack_runtime.errors import CompileError
+from aotpack_runtime.format.codec import dump_guards, parse_guards, parse_scalar
+from aotpack_runtime.format.guard import Guards, IntGuard, LeafGuard, Range, TensorGuard
+from aotpack_runtime.format.target import version
+from aotpack_runtime.store import Store
+
+REVISION = 1
+"""Part of every fingerprint: a change here that changes artifacts counts one up."""
+
+Json = Any
+Example = tuple[tuple[int, ...] | int | None, ...]
+
+OPTIONS: Mapping[str, Json] = {
+    "aot_inductor.package_constants_in_so": False,
+    "aot_inductor.enable_line_tables": False,
+    "aot_inductor.model_name_for_generated_files": "model",
+    "always_keep_tensor_constants": True,
+    "joint_graph_constant_folding": False,
+    "freezing": False,
+    "cpp.dynamic_threads": True,
+}
+"""What the promise rests on, not for the manifest to change: weights outside and never read (without the second pair,
+0-d and short tensors are inlined into the code), no host paths, threads counted where the code runs."""
+
+
+def compile(job: Mapping[str, Json], store: Store) -> Json:
+    """Compile `job` and put the files in `store`; the record has files, guards, examples, constants and needs.
+
+    CompileError says what the toolchain said.
+    """
+    variant, program = job["variant"], job["program"]
+    leaves = [_parse_leaf(item) for item in program["leaves"]]
+    dims: Dims = {name: tuple(bounds) for name, bounds in job["dims"].items()}
+    guards = parse_guards(program["guards"])
+    exported = _specialise(job, store, leaves, dims)
+    narrowed = _narrowed(exported, leaves, guards, dims, variant)
+    with _build_folder(store, job["key"]) as folder:
+        library, others = _package(exported, job, folder)
+        facts = needs_of_library(library)
+        if "libstdc++.so.6" not in facts["needed"].split():
+            raise CompileError(
+                variant,
+                "its library links libstdc++ statically (no NEEDED libstdc++.so.6), which crashes when it is loaded",
+                hint=f"set CXX to a compiler that does not; it is {os.environ.get('CXX', 'g++')}",
+            )
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)  # type: ignore[attr-defined]
+        names = runner.get_constant_names_to_original_fqns()
+        files = {"model.so": store.put_file(library)} | {f"model{p.suffix}": store.put_file(p) for p in others}
+    needs = {
+        "arch": os.uname().machine,
+        "cpu": job["cpu"]["needs"],
+        "torch": ".".join(map(str, version(torch.__version__)[:2])),
+        **{name: facts[name] for name in ("glibc", "libstdcxx") if name in facts},
+    }
+    return {
+        "files": files,
+        "guards": dump_guards(narrowed),
+        "examples": [_dump_example(item) for item in _sample_sizes(leaves, dims, narrowed)],
+        "constants": [[name, _weight_name(fqn)] for name, fqn in sorted(names.items())],
+        "needs": needs,
+    }
+
+
+# -------------------------------------------------------------------------------------------------- the program
+
+
+class _Kept(torch.nn.Module):
+    """The program, returning only the results that a compiled variant makes itself."""
+
+    def __init__(self, program: torch.nn.Module, kept: Sequence[int]) -> None:
+        super().__init__()
+        self.program, self._kept = program, tuple(kept)
+
+    def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results = self.program(*leaves)
+        # A package needs an output: a program that only writes its arguments gets one without elements.
+        return tuple(results[index] for index in self._kept) or (torch.empty(0),)
+
+
+def _specialise(job: Mapping[str, Json], store: Store, leaves: Sequence[LeafSpec], dims: Dims) -> ExportedProgram:
+    """The program traced again with the variant's sizes fixed and its ranges open."""
+    program = torch.export.load(store.object(job["program"]["file"]["sha256"]))
+    tied = job["program"]["tied"]
+    zeros: dict[str, torch.Tensor] = {}
+    for table in (program._state_dict, program._constants):
+        for name, tensor in table.items():
+            own = name.removeprefix(PREFIX)
+            made = zeros.setdefault(tied.get(own, own), _zeros(tensor))
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            table[name] = torch.nn.Parameter(made, requires_grad=False) if is_parameter else made
+    shape = Shape((), tuple("*" for _ in leaves), tuple(leaves))
+    sizes = {name: _inside(bounds) for name, bounds in dims.items()}
+    module = _Kept(program.module(check_guards=False), job["program"]["kept_results"])  # type: ignore[call-arg]
+    try:
+        with torch.no_grad(), _quiet_export():
+            return torch.export.export(
+                module,
+                tuple(_examples(shape, sizes, job["fills"])),
+                dynamic_shapes={"leaves": tuple(_named_dims(shape, dims))},
+            )
+    except Exception as error:
+        raise CompileError(job["variant"], explain_export(error, Path(job["folder"]))) from error
+
+
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).zero_()
+
+
+def _weight_name(fqn: str) -> str:
+    return fqn.removeprefix("program.").removeprefix(PREFIX)
+
+
+def _narrowed(
+    exported: ExportedProgram, leaves: Sequence[LeafSpec], wide: Guards, dims: Dims, variant: str
+) -> Guards:
+    """Guards of the variant: those of its own trace and those of the program it was made from, both."""
+    own, where = guards_of(exported, leaves, name=variant)
+    merged = tuple(_meet(a, b, variant) for a, b in zip(own, wide.leaves, strict=True))
+    relations = {relation.text: relation for relation in (*where, *wide.where)}
+    guards = Guards(wide.trees, merged, tuple(relations[text] for text in sorted(relations)))
+    for leaf, guard in zip(leaves, guards.leaves, strict=True):
+        if isinstance(leaf, TensorLeaf) and isinstance(guard, TensorGuard):
+            for axis, (size, dim) in enumerate(zip(leaf.shape, guard.dims, strict=True)):
+                _require_declared(size, dim, dims, f"{leaf.path}.shape[{axis}]", variant)
+    return guards
+
+
+def _require_declared(size: int | str, dim: int | Range, dims: Dims, place: str, variant: str) -> None:
+    names = [name for name in dims if isinstance(size, str) and name in size]
+    if isinstance(dim, int) and any(dims[name][0] != dims[name][1] for name in names):
+        low, high, _ = dims[names[0]]
+        raise CompileError(
+            variant, f"dim {names[0]!r} is declared {low}..{high}, but the model fixes {place} to {dim}",
+            hint="give it one size, or a list of sizes, in the manifest",
+        )  # fmt: skip
+
+
+def _meet(a: LeafGuard, b: LeafGuard, variant: str) -> LeafGuard:
+    if isinstance(a, TensorGuard) and isinstance(b, TensorGuard):
+        dims = tuple(_meet_dim(x, y, f"{a.path}.shape[{axis}]", variant) for axis, (x, y) in enumerate(zip(a.dims, b.dims, strict=True)))
+        return TensorGuard(path=a.path, dtype=a.dtype, dims=dims, device=a.device, layout=a.layout)
+    if isinstance(a, IntGuard) and isinstance(b, IntGuard):
+        return IntGuard(path=a.path, dim=a.dim.meet(b.dim))
+    return a
+
+
+def _meet_dim(a: int | Range, b: int | Range, place: str, variant: str) -> int | Range:
+    if isinstance(a, Range) and isinstance(b, Range):
+        return a.meet(b)
+    fixed, other = (a, b) if isinstance(a, int) else (b, a)
+    fits = fixed == other if isinstance(other, int) else fixed in other
+    if not fits:
+        raise CompileError(variant, f"{place} is {fixed}, which the model does not take: it takes {other}")
+    return fixed
+
+
+# -------------------------------------------------------------------------------------------------- the library
+
+
+def _package(exported: ExportedProgram, job: Mapping[str, Json], folder: Path) -> tuple[Path, list[Path]]:
+    """Run AOTInductor; the library, and files that the runner looks for beside it (operators without a C shim)."""
+    options = {**job["inductor"], **OPTIONS}
+    clash = sorted(job["inductor"].keys() & OPTIONS.keys())
+    if clash:
+        raise CompileError(job["variant"], f"the option inductor.{clash[0]} is not for the manifest to set")
+    with ExitStack() as stack:
+        for patch in _cpu_patches(job["cpu"], folder):
+            stack.enter_context(patch)
+        stack.enter_context(mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor")))
+        options |= {"cpp.march": job["cpu"]["march"], "cpp.simdlen": job["cpu"]["simd_bits"] or 1}
+        try:
+            package = torch._inductor.aoti_compile_and_package(
+                exported, package_path=str(folder / "model.pt2"), inductor_configs=options
+            )
+        except Exception as error:
+            raise CompileError(job["variant"], f"AOTInductor: {type(error).__name__}: {_meaningful(error)}") from error
+    with zipfile.ZipFile(package) as archive:
+        members = [name for name in archive.namelist() if "/data/aotinductor/" in name]
+        for name in members:
+            (folder / Path(name).name).write_bytes(archive.read(name))
+    libraries = [Path(name).name for name in members if name.endswith(".so")]
+    if len(libraries) != 1:
+        raise CompileError(job["variant"], f"AOTInductor made {len(libraries)} libraries, expected one")
+    stem = libraries[0].removesuffix(".so")
+    beside = [folder / f"{stem}.json"] if (folder / f"{stem}.json").exists() else []
+    return folder / libraries[0], beside
+
+
+def _cpu_patches(cpu: Mapping[str, Json], folder: Path) -> Iterator[Any]:
+    """Code for the named level, whatever the build machine has: torch would look at the machine and try compilers out.
+
+    Also maps the build folder out of the library, which is the one path that is left in it (torch 2.13).
+    """
+    from torch._inductor import cpp_builder, cpu_vec_isa
+
+    base = {256: cpu_vec_isa.VecAVX2, 512: cpu_vec_isa.VecAVX512}.get(cpu["simd_bits"])
+    isas = []
+    if base is not None:
+        # `__bool__` compiles and runs a probe on this machine; the target is another one.
+        body = {"__bool__": lambda self: True, "__hash__": cpu_vec_isa.VecISA.__hash__}
+        isas = [type(base.__name__, (base,), body)()]
+    yield mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", lambda: isas)
+    original = cpp_builder._get_optimization_cflags
+
+    def flags(*args: Any, **kwargs: Any) -> Any:
+        cflags, ldflags = original(*args, **kwargs)
+        return [*cflags, f"ffile-prefix-map={folder}=/aotpack"], ldflags
+
+    yield mock.patch.object(cpp_builder, "_get_optimization_cflags", flags)
+
+
+@contextmanager
+def _build_folder(store: Store, key: str) -> Iterator[Path]:
+    """A folder of this job's own, gone afterwards."""
+    folder = store.root / "build" / key[:32]
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _meaningful(error: Exception) -> str:
+    """The line of a toolchain's output that says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    wanted = [line for line in lines if "error:" in line or line.startswith("LoweringException")]
+    return (wanted or lines or ["no message"])[0][:400]
+
+
+# ----------------------------------------------------------------------------------------------- sizes to verify
+
+
+def _sample_sizes(leaves: Sequence[LeafSpec], dims: Dims, guards: Guards) -> list[Example]:
+    """Sizes to run the variant at, first its opt: then min and max of its ranges, and 0, 1 and 2 where they are inside,
+    since that is where a trace goes wrong unseen. Only sizes that its guards let through."""
+    opt = {name: bounds[2] for name, bounds in dims.items()}
+    low = {name: bounds[0] for name, bounds in dims.items()}
+    high = {name: max(2 * bounds[2], 64) if bounds[1] is None else bounds[1] for name, bounds in dims.items()}
+    candidates = [opt, low, high]
+    for name, (least, most, _) in dims.items():
+        for size in (0, 1, 2):
+            if least <= size and (most is None or size <= most) and least != most:
+                candidates.append({**opt, name: size})
+    ints = [leaf for leaf in leaves if isinstance(leaf, IntLeaf)]
+    examples: dict[Example, None] = {}
+    for sizes in candidates:
+        example = tuple(_example(leaf, sizes) for leaf in leaves)
+        for choice in _int_choices(example, leaves) if ints else [example]:
+            if _fits(guards, choice):
+                examples.setdefault(choice)
+    return list(examples)
+
+
+def _int_choices(example: Example, leaves: Sequence[LeafSpec]) -> Iterator[Example]:
+    for pick in (None, "low", "high"):
+        yield tuple(
+            getattr(leaf, pick) if pick and isinstance(leaf, IntLeaf) else size
+            for size, leaf in zip(example, leaves, strict=True)
+        )
+
+
+def _fits(guards: Guards, example: Example) -> bool:
+    env: dict[str, int] = {}
+    for guard, size in zip(guards.leaves, example, strict=True):
+        if isinstance(guard, TensorGuard) and isinstance(size, tuple):
+            for axis, (dim, value) in enumerate(zip(guard.dims, size, strict=True)):
+                env[f"{guard.path}.shape[{axis}]"] = value
+                if value != dim if isinstance(dim, int) else value not in dim:
+                    return False
+        elif isinstance(guard, IntGuard) and isinstance(size, int):
+            env[guard.path] = size
+            if size not in guard.dim:
+                return False
+    try:
+        return all(relation(env) for relation in guards.where)
+    except ZeroDivisionError:
+        return False
+
+
+def _parse_leaf(record: Json) -> LeafSpec:
+    if "dtype" in record:
+        return TensorLeaf(record["path"], record["dtype"], tuple(record["shape"]), record["layout"])
+    if "low" in record:
+        return IntLeaf(record["path"], record["low"], record["high"])
+    return ValueLeaf(record["path"], parse_scalar(record["value"]))
+
+
+def _dump_example(example: Example) -> Json:
+    return [list(item) if isinstance(item, tuple) else item for item in example]
+
+

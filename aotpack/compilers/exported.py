@@ -1,0 +1,793 @@
+"""The user's source -> exported programs without weights, their guards, and the weights.
+
+A program is exported once for all variants it can serve: every dim as open as the model allows. A variant that no
+program reaches (a batch of 1 where the trace took another branch, a size that a shape guard turns down) gets a program
+of its own. Programs are the fallback of the entry and what `compilers/aoti.py` compiles, here and behind a miss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import math
+import re
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import save_file
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from aotpack.compilers.compare import difference
+from aotpack.compilers.dependencies import dependencies, recording, source_modules
+from aotpack.compilers.flat import PREFIX, Flat, Shape, kept_results, outputs_of
+from aotpack.compilers.modules import (
+    default_tree,
+    is_training,
+    load_source,
+    named_tensors,
+    own_dense_weights,
+    parameters_of,
+    tied_names,
+    user_place,
+)
+from aotpack.compilers.shapes import IntLeaf, LeafSpec, Symbols, TensorLeaf, ValueLeaf, guards_of
+from aotpack_runtime.errors import CompileError, SourceError
+from aotpack_runtime.format.codec import dump_guards, dump_outputs, dump_scalar
+from aotpack_runtime.format.expression import parse
+from aotpack_runtime.format.guard import Guards, IntGuard, Range, TensorGuard
+from aotpack_runtime.format.index import dump_parameter
+from aotpack_runtime.format.output import Outputs
+from aotpack_runtime.format.tree import Tree, paths
+from aotpack_runtime.loaders.inputs import make_leaves
+from aotpack_runtime.store import Store
+
+REVISION = 1
+"""Part of every fingerprint: a change here that changes programs or guards counts one up."""
+
+Json = Any
+Dims = Mapping[str, tuple[int, int | None, int]]
+"""Dim name -> (min, max, opt)."""
+
+log = logging.getLogger("aotpack.export")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One exported program with what was derived from it."""
+
+    exported: ExportedProgram
+    guards: Guards
+    outputs: Outputs
+    compiled_outputs: Outputs
+    shape: Shape
+    example: tuple[tuple[int, ...] | int | None, ...]
+
+
+def compile(job: Mapping[str, Json], store: Store) -> Json:
+    """Export `job` and put programs and weights in `store`; the record says what is where.
+
+    SourceError and CompileError name the entry, the user's line, and the next step.
+    """
+    folder = Path(job["folder"])
+    with recording() as recorder:
+        module = load_source(job["source"], job["args"], folder)
+        session = _Session(job, module, folder)
+        programs, of_variant = session.run()
+        depends = dependencies(recorder, folder)
+    weights = session.store_weights(store)
+    return {
+        "programs": [_store_program(program, session, store) for program in programs],
+        "program_of_variant": of_variant,
+        "parameters": [dump_parameter(parameter) for parameter in session.parameters],
+        "weights": weights,
+        "operators": session.custom_operators(programs),
+        "random": session.is_random(programs),
+        "training": bool(session.training),
+        "source_files": source_modules(folder),
+        "depends": depends,
+    }
+
+
+class _Session:
+    """One model being exported for all variants of an entry at one precision."""
+
+    def __init__(self, job: Mapping[str, Json], module: torch.nn.Module, folder: Path) -> None:
+        self.job, self.name, self.folder = job, job["entry"], folder
+        if job["precision"]:
+            module.to(getattr(torch, job["precision"]))
+        self.training = [name or "the model itself" for name in is_training(module)]
+        if self.training and not job["training"]:
+            raise SourceError(
+                job["source"],
+                f"is in train mode ({self.training[0]}): dropout would drop and batch norm would learn in the server",
+                hint="call .eval() before returning it, or set `training: true`",
+            )
+        own_dense_weights(module)
+        self.module = module
+        for parameter in module.parameters():
+            parameter.requires_grad_(False)
+        self.tensors = named_tensors(module)
+        self.tied = tied_names(self.tensors)
+        self.literals: dict[str, torch.Tensor] = {}
+        self.parameters = parameters_of(module, job["source"])
+        self.state: list[str] = []
+
+    # ---------------------------------------------------------------------------------------------- programs
+
+    def run(self) -> tuple[list[Program], dict[str, int]]:
+        """All programs, widest first, and for each variant the number of the program it is compiled from."""
+        programs: list[Program] = []
+        of_variant: dict[str, int] = {}
+        for present in _distinct(tuple(variant["absent"]) for variant in self.job["variants"]):
+            variants = [variant for variant in self.job["variants"] if tuple(variant["absent"]) == present]
+            wide = self._wide(present, variants)
+            family = [wide] if wide else []
+            for variant in variants:
+                dims = {name: tuple(bounds) for name, bounds in variant["dims"].items()}
+                number = next((n for n, item in enumerate(family) if _reaches(item, self._shape(present), dims)), None)
+                if number is None:
+                    number = len(family)
+                    family.append(self._exact(present, dims, variant["id"]))
+                of_variant[variant["id"]] = len(programs) + number
+            family += self._small_sizes(present, variants, family)
+            programs += family
+        self._check_state(programs)
+        return programs, of_variant
+
+    def _shape(self, absent: tuple[str, ...]) -> Shape:
+        """How the model is called when the optional inputs in `absent` are left out."""
+        described = self.job["inputs"]
+        unknown = described.keys() - {parameter.name for parameter in self.parameters}
+        if unknown:
+            names = ", ".join(parameter.name for parameter in self.parameters)
+            raise SourceError(
+                self.job["source"], f"forward() has no argument {sorted(unknown)[0]!r}; it has: {names}",
+                hint="name the arguments of forward() under `inputs`",
+            )  # fmt: skip
+        trees: list[Tree] = []
+        leaves: list[LeafSpec] = []
+        for parameter in self.parameters:
+            if parameter.name in described and parameter.name not in absent:
+                trees.append(_input(described[parameter.name], parameter.name, leaves))
+            else:
+                tree, values = default_tree(parameter, self.job["source"])
+                trees.append(tree)
+                leaves += [
+                    ValueLeaf(path, value) for path, value in zip(paths(tree, parameter.name), values, strict=True)
+                ]
+        return Shape(self.parameters, tuple(trees), tuple(leaves))
+
+    def _wide(self, absent: tuple[str, ...], variants: Sequence[Json]) -> Program | None:
+        """The program with every dim as open as the model allows; None when only fixed forms can be exported."""
+        shape = self._shape(absent)
+        sizes = _example_sizes(shape, variants)
+        failure: Exception | None = None
+        for open_fixed in (True, False):
+            try:
+                program = self._export(shape, sizes, _auto_dims(shape, open_fixed=open_fixed))
+                return self._relaxed(program)
+            except CompileError:
+                raise
+            except Exception as error:
+                log.info("%s: not exportable with every dim open: %s", self.name, _first_line(error))
+                failure = error
+        if all(low == high for variant in variants for low, high, _ in variant["dims"].values()):
+            return None
+        log.info("%s: each range is exported by itself: %s", self.name, failure)
+        return None
+
+    def _exact(self, absent: tuple[str, ...], dims: Dims, variant: str) -> Program:
+        """The program of one variant: its fixed sizes fixed, its ranges named dims."""
+        shape = self._shape(absent)
+        sizes = {name: _inside(bounds) for name, bounds in dims.items()}
+        try:
+            program = self._export(shape, sizes, _named_dims(shape, dims))
+        except CompileError:
+            raise
+        except Exception as error:
+            raise CompileError(variant, self._explain(error), hint=_hint(error)) from error
+        for guard in program.guards.leaves:
+            self._require_open(guard, shape, dims, variant)
+        return self._relaxed(program, dims)
+
+    def _small_sizes(
+        self, absent: tuple[str, ...], variants: Sequence[Json], family: Sequence[Program]
+    ) -> Iterator[Program]:
+        """Programs for declared sizes 0 and 1 that no program of the family reaches, where the model takes them."""
+        shape = self._shape(absent)
+        for variant in variants:
+            dims = {name: tuple(bounds) for name, bounds in variant["dims"].items()}
+            for name, size in itertools.product(dims, (1, 0)):
+                low, high, _ = dims[name]
+                fixed: Dims = {**dims, name: (size, size, size)}
+                inside = low <= size and (high is None or size <= high) and low != high
+                if not inside or any(_reaches(program, shape, fixed) for program in family):
+                    continue
+                try:
+                    yield self._exact(absent, fixed, f"{variant['id']} with {name} = {size}")
+                except CompileError as error:
+                    log.info("%s", error)
+
+    def _export(self, shape: Shape, sizes: Mapping[str, int], dynamic: Sequence[Any]) -> Program:
+        flat = Flat(self.module, shape, self.job["outputs"])
+        tensors = _examples(shape, sizes, self.job["fills"])
+        with torch.no_grad(), _quiet_export(), self._kept_state():
+            exported = torch.export.export(flat, tuple(tensors), dynamic_shapes={"leaves": tuple(dynamic)})
+        self._adopt_literals(exported)
+        symbols = Symbols(exported, shape.leaves)
+        values = [node.meta["val"] for node in _output_nodes(exported)]
+        outputs, compiled = outputs_of(flat, symbols, values, self.name)
+        leaves, where = guards_of(exported, shape.leaves, name=self.name)
+        example = tuple(_example(leaf, sizes) for leaf in shape.leaves)
+        return Program(exported, Guards(shape.trees, leaves, where), outputs, compiled, shape, example)
+
+    def _require_open(self, guard: Any, shape: Shape, dims: Dims, variant: str) -> None:
+        """A dim that the manifest declares as a range and that came out fixed is an error, not a static variant."""
+        for leaf in shape.leaves:
+            if not isinstance(leaf, TensorLeaf) or leaf.path != guard.path or not isinstance(guard, TensorGuard):
+                continue
+            for axis, size in enumerate(leaf.shape):
+                names = parse(size).names if isinstance(size, str) else ()
+                for name in names:
+                    low, high, _ = dims[name]
+                    if low != high and isinstance(guard.dims[axis], int):
+                        raise CompileError(
+                            variant,
+                            f"dim {name!r} is declared {low}..{high}, but the model fixes "
+                            f"{leaf.path}.shape[{axis}] to {guard.dims[axis]}",
+                            hint="give it one size, or a list of sizes, in the manifest",
+                        )
+
+    # --------------------------------------------------------------------------------------- sizes 0 and 1
+
+    def _relaxed(self, program: Program, dims: Dims | None = None) -> Program:
+        """`program` with its guards let down to sizes 1 and 0 where it computes what eager does there.
+
+        A trace takes every open size to be 2 or more and leaves no sign of where that mattered (`squeeze` of a dim of
+        1 is the plainest case), so it is tried against eager: each size alone, then all of them together. Sizes that
+        the trace itself allows (a named dim from 1) are tried as well, and taken out where eager disagrees.
+        """
+        guards = program.guards
+        for size in (1, 0):
+            lowered = [name for name in _open_sizes(guards) if self._agrees(program, {name: size})]
+            if lowered and len(lowered) > 1 and not self._agrees(program, dict.fromkeys(lowered, size)):
+                lowered = []
+            guards = _with_low(guards, lowered, size)
+        return replace(program, guards=guards)
+
+    def _agrees(self, program: Program, sizes: Mapping[str, int]) -> bool:
+        """Does the program give eager's result with these sizes? False too where eager refuses."""
+        example = _resized(program, sizes)
+        if example is None:
+            return False
+        leaves = make_leaves(program.guards, example, self.job["fills"])
+        tensors = _flat_tensors(program.guards, leaves)
+        flat = Flat(self.module, program.shape, self.job["outputs"])
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), self._kept_state() as restore:
+            try:
+                torch.manual_seed(0)
+                wanted = flat(*[tensor.clone() for tensor in tensors])
+                restore()
+                torch.manual_seed(0)
+                bound = [self._everything()[name] for name in program_weights(program.exported)]
+                found = program.exported.graph_module(*bound, *[tensor.clone() for tensor in tensors])
+            except Exception:
+                return False
+        return difference(tuple(wanted), tuple(found)) is None
+
+    # ------------------------------------------------------------------------------------------- weights, state
+
+    @contextmanager
+    def _kept_state(self) -> Iterator[Any]:
+        """Buffers are what they were before, however often and whatever is run inside."""
+        saved = {name: tensor.clone() for name, tensor in self.module.named_buffers()}
+        owners = {name: self.module.get_submodule(name.rpartition(".")[0]) for name in saved}
+        tensors = dict(self.module.named_buffers())
+
+        def restore() -> None:
+            for name, value in saved.items():
+                tensors[name].copy_(value)
+                owners[name]._buffers[name.rpartition(".")[2]] = tensors[name]
+
+        try:
+            yield restore
+        finally:
+            with torch.no_grad():
+                restore()
+
+    def _everything(self) -> dict[str, torch.Tensor]:
+        return {**self.tensors, **self.literals}
+
+    def _adopt_literals(self, exported: ExportedProgram) -> None:
+        """Tensors that are neither parameters nor buffers (`torch.tensor([1.0])` in forward(), a plain attribute)
+        become buffers named by their content: bound from outside like all weights, never baked into code."""
+        for spec in exported.graph_signature.input_specs:
+            if spec.kind != InputKind.CONSTANT_TENSOR:
+                continue
+            tensor = exported.constants[spec.target].detach().clone()
+            content = hashlib.sha256(_bytes(tensor)).hexdigest()
+            name = f"literal_{content[:16]}"
+            self.literals[name] = tensor
+            del exported.constants[spec.target]
+            exported.constants[name] = tensor
+            spec.kind, spec.target, spec.persistent = InputKind.BUFFER, name, False
+
+    def _check_state(self, programs: Sequence[Program]) -> None:
+        written = {name for program in programs for name in _written(program.exported)}
+        plain = sorted(written - self.tensors.keys())
+        if plain:
+            raise SourceError(
+                self.job["source"],
+                "forward() writes a tensor that is neither a parameter nor a buffer, so its state cannot be shared",
+                hint="register it with register_buffer()",
+            )
+        self.state = sorted({other for name in written for other in self.tied if self.tied[other] == self.tied[name]})
+
+    def store_weights(self, store: Store) -> Json:
+        """Write all weights as one safetensors file; the record of the weight set."""
+        everything = self._everything()
+        tied = {**self.tied, **{name: name for name in self.literals}}
+        refs: dict[str, Json] = {}
+        stored: dict[str, torch.Tensor] = {}
+        for name, tensor in everything.items():
+            key = tied[name]
+            order = _order(tensor)
+            refs[name] = {"tensor": key} | ({} if order is None else {"order": order})
+            if key == name:
+                stored[key] = (tensor if order is None else tensor.permute(order)).detach().contiguous()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "weights.safetensors")
+            save_file(stored, path)
+            file = store.put_file(path)
+        return {"file": file, "weights": refs, "state": self.state, "dtype": self.job["precision"]}
+
+    # ------------------------------------------------------------------------------------------------- facts
+
+    def custom_operators(self, programs: Sequence[Program]) -> dict[str, str]:
+        """Operators that are not torch's own -> their schemas."""
+        found: dict[str, str] = {}
+        for program in programs:
+            for target in _operators(program.exported):
+                namespace = target.namespace
+                if namespace not in _TORCH_NAMESPACES:
+                    name = target.name()
+                    found[name] = str(target._schema)
+        return dict(sorted(found.items()))
+
+    def is_random(self, programs: Sequence[Program]) -> bool:
+        """Do results follow the random seed? Only asked where an operator says that it may draw numbers."""
+        for program in programs:
+            if not any(torch.Tag.nondeterministic_seeded in target.tags for target in _operators(program.exported)):
+                continue
+            leaves = make_leaves(program.guards, program.example, self.job["fills"])
+            tensors = _flat_tensors(program.guards, leaves)
+            flat = Flat(self.module, program.shape, self.job["outputs"])
+            runs = []
+            for seed in (1, 2):
+                with torch.no_grad(), torch.random.fork_rng(devices=[]), self._kept_state():
+                    torch.manual_seed(seed)
+                    runs.append(tuple(flat(*[tensor.clone() for tensor in tensors])))
+            if difference(runs[0], runs[1], rtol=0, atol=0) is not None:
+                return True
+        return False
+
+    def _explain(self, error: Exception) -> str:
+        return explain_export(error, self.folder)
+
+
+_TORCH_NAMESPACES = frozenset({"aten", "prims", "prim", "higher_order", "_operator", "symm_mem", "quantized", "mkldnn"})
+
+
+def explain_export(error: Exception, folder: Path) -> str:
+    """An exporter's pages in one line, with the user's own line where there is one."""
+    text = str(error)
+    place = user_place(error, folder)
+    if "data-dependent" in text:
+        return f"a branch or size depends on the values of a tensor{place}: {_first_line(error)}"
+    constraint = re.search(r"- (.*(?:must|inferred|specialized|not equal|to be equal|too general|violated).*)", text)
+    if constraint:
+        return f"the model does not take these dims as they are declared: {constraint[1].strip()}{place}"
+    return f"cannot be exported{place}: {type(error).__name__}: {_first_line(error)}"
+
+
+def _hint(error: Exception) -> str:
+    text = str(error)
+    if "data-dependent" in text:
+        return "use torch.cond or torch.where, or torch._check to say what holds"
+    if "not equal" in text or "to be equal" in text or re.search(r"must (always )?be equal|Eq\(", text):
+        return "dims that must be equal take one name in the manifest"
+    if "constant" in text or "specialized" in text:
+        return "give the dim one size, or a list of sizes, in the manifest"
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
+
+
+# ------------------------------------------------------------------------------------------- inputs and sizes
+
+
+def _input(record: Json, path: str, leaves: list[LeafSpec]) -> Tree:
+    """One argument of the manifest as a tree; its leaves are appended."""
+    match record:
+        case {"tensor": spec}:
+            leaves.append(TensorLeaf(path, spec["dtype"], tuple(spec["shape"]), spec["layout"]))
+        case {"int": [low, high]}:
+            leaves.append(IntLeaf(path, low, high))
+        case {"list": items} | {"tuple": items}:
+            kind = "list" if "list" in record else "tuple"
+            return (kind, *[_input(item, f"{path}[{position}]", leaves) for position, item in enumerate(items)])
+        case {"dict": items}:
+            children = [_input(item, f"{path}[{key!r}]", leaves) for key, item in items.items()]
+            return ("dict", tuple(items), *children)
+        case {"class": name, "fields": items}:
+            children = [_input(item, f"{path}.{key}", leaves) for key, item in items.items()]
+            return ("class", name, tuple(items), *children)
+        case {"value": value}:
+            leaves.append(ValueLeaf(path, value))
+        case _:
+            raise AssertionError(f"unknown input {record}")
+    return "*"
+
+
+def _example_sizes(shape: Shape, variants: Sequence[Json]) -> dict[str, int]:
+    """A size of 2 or more for each dim: the opt of its widest range, since a hot shape is one the model takes."""
+    sizes: dict[str, int] = {}
+    for name in _distinct(name for variant in variants for name in variant["dims"]):
+        ranges = [variant["dims"][name] for variant in variants if name in variant["dims"]]
+        widest = max(ranges, key=lambda bounds: math.inf if bounds[1] is None else bounds[1] - bounds[0])
+        sizes[name] = max(2, max((_inside(bounds) for bounds in ranges), default=2) if widest[0] == widest[1] else _inside(widest))
+    return sizes
+
+
+def _inside(bounds: Sequence[int | None]) -> int:
+    """The opt of a range, or the size nearest to it that is not 0 or 1: a trace at those fixes the dim."""
+    low, high, opt = bounds
+    assert low is not None
+    if low == high:
+        return low
+    wanted = max(opt or 0, 2)
+    return wanted if high is None else min(wanted, high)
+
+
+def _size(size: int | str, sizes: Mapping[str, int]) -> int:
+    return size if isinstance(size, int) else parse(size)(sizes)
+
+
+def _example(leaf: LeafSpec, sizes: Mapping[str, int]) -> tuple[int, ...] | int | None:
+    match leaf:
+        case TensorLeaf():
+            return tuple(_size(size, sizes) for size in leaf.shape)
+        case IntLeaf():
+            return min(max(2, (leaf.low + leaf.high) // 2), leaf.high)
+        case _:
+            return None
+
+
+def _examples(shape: Shape, sizes: Mapping[str, int], fills: Mapping[str, Json]) -> list[torch.Tensor]:
+    """Real tensors to trace with."""
+    leaves: list[Any] = []
+    for leaf in shape.leaves:
+        if isinstance(leaf, ValueLeaf):
+            continue
+        size = _example(leaf, sizes)
+        if isinstance(size, int):
+            leaves.append(torch.empty(size, 0))
+        elif isinstance(leaf, TensorLeaf):
+            guard = TensorGuard(path=leaf.path, dtype=leaf.dtype, dims=size or (), device="cpu", layout=leaf.layout)
+            guards = Guards(("*",), (guard,))
+            leaves += make_leaves(guards, (size,), fills)
+    return leaves
+
+
+def _flat_tensors(guards: Guards, leaves: Sequence[Any]) -> list[torch.Tensor]:
+    """Leaves of a call -> the tensors a program takes."""
+    tensors = []
+    for guard, leaf in zip(guards.leaves, leaves, strict=True):
+        if isinstance(guard, TensorGuard):
+            tensors.append(leaf)
+        elif isinstance(guard, IntGuard):
+            tensors.append(torch.empty(leaf, 0))
+    return tensors
+
+
+def _auto_dims(shape: Shape, *, open_fixed: bool) -> list[Any]:
+    """Every dim left to the exporter; with `open_fixed` also the sizes that the manifest fixes."""
+    specs: list[Any] = []
+    for leaf in shape.leaves:
+        if isinstance(leaf, TensorLeaf):
+            specs.append(
+                tuple(
+                    Dim.AUTO if isinstance(size, str) or (open_fixed and size > 1) else Dim.STATIC for size in leaf.shape
+                )
+            )
+        elif isinstance(leaf, IntLeaf):
+            specs.append((Dim.AUTO, Dim.STATIC))
+    return specs
+
+
+def _named_dims(shape: Shape, dims: Dims) -> list[Any]:
+    """torch.export's own named dims for ranges, fixed sizes fixed."""
+    named = {name: Dim(name, min=low, max=high) for name, (low, high, _) in dims.items() if low != high}
+    specs: list[Any] = []
+    for leaf in shape.leaves:
+        if isinstance(leaf, TensorLeaf):
+            specs.append(tuple(_named_dim(size, named) for size in leaf.shape))
+        elif isinstance(leaf, IntLeaf):
+            identifier = re.sub(r"\W", "_", leaf.path)
+            specs.append((Dim(identifier, min=max(leaf.low, 0), max=leaf.high), Dim.STATIC))
+    return specs
+
+
+def _named_dim(size: int | str, named: Mapping[str, Any]) -> Any:
+    if isinstance(size, int):
+        return Dim.STATIC
+    form = parse(size)
+    (name,) = form.names
+    if name not in named:
+        return Dim.STATIC
+    offset = form({name: 0})
+    scale = form({name: 1}) - offset
+    scaled = named[name] if scale == 1 else scale * named[name]
+    return scaled if offset == 0 else scaled + offset
+
+
+_EQUAL = re.compile(r"(?P<left>\S+) == (?P<right>.+)")
+
+
+def _tied_sizes(guards: Guards) -> dict[str, Any]:
+    """Size -> the expression it equals, for sizes that follow others."""
+    tied = {}
+    for relation in guards.where:
+        match = _EQUAL.fullmatch(relation.text)
+        if match and match["left"] in relation.names:
+            tied[match["left"]] = parse(match["right"])
+    return tied
+
+
+def _open_sizes(guards: Guards) -> list[str]:
+    """Names of the sizes that may vary by themselves."""
+    tied = _tied_sizes(guards)
+    names = [name for name, dim in _named_sizes(guards) if isinstance(dim, Range)]
+    return [name for name in names if name not in tied]
+
+
+def _named_sizes(guards: Guards) -> Iterator[tuple[str, Any]]:
+    for guard in guards.leaves:
+        if isinstance(guard, TensorGuard):
+            for axis, dim in enumerate(guard.dims):
+                yield f"{guard.path}.shape[{axis}]", dim
+        elif isinstance(guard, IntGuard):
+            yield guard.path, guard.dim
+
+
+def _resized(program: Program, sizes: Mapping[str, int]) -> tuple[tuple[int, ...] | int | None, ...] | None:
+    """The program's example with these sizes, those that follow them adjusted; None where a relation forbids it."""
+    env: dict[str, int] = {}
+    for guard, size in zip(program.guards.leaves, program.example, strict=True):
+        if isinstance(guard, TensorGuard) and isinstance(size, tuple):
+            env.update({f"{guard.path}.shape[{axis}]": value for axis, value in enumerate(size)})
+        elif isinstance(guard, IntGuard) and isinstance(size, int):
+            env[guard.path] = size
+    env.update(sizes)
+    try:
+        for name, form in _tied_sizes(program.guards).items():
+            env[name] = form(env)
+        if not all(relation(env) for relation in program.guards.where) or min(env.values(), default=0) < 0:
+            return None
+    except ZeroDivisionError:
+        return None
+    return tuple(
+        tuple(env[f"{guard.path}.shape[{axis}]"] for axis in range(len(guard.dims)))
+        if isinstance(guard, TensorGuard)
+        else env[guard.path]
+        if isinstance(guard, IntGuard)
+        else None
+        for guard in program.guards.leaves
+    )
+
+
+def _with_low(guards: Guards, agreed: Sequence[str], size: int) -> Guards:
+    """Guards whose open sizes begin at `size` where eager was found to agree, and above it where it was not."""
+    tied = {name: form.text for name, form in _tied_sizes(guards).items()}
+
+    def lowered(name: str, dim: Any) -> Any:
+        if not isinstance(dim, Range):
+            return dim
+        if tied.get(name, name) in agreed and dim.low == size + 1:
+            return Range(size, dim.high)
+        if tied.get(name, name) not in agreed and dim.low <= size:
+            return Range(size + 1, dim.high)
+        return dim
+
+    leaves: list[Any] = []
+    for guard in guards.leaves:
+        if isinstance(guard, TensorGuard):
+            dims = tuple(lowered(f"{guard.path}.shape[{axis}]", dim) for axis, dim in enumerate(guard.dims))
+            leaves.append(replace(guard, dims=dims))
+        elif isinstance(guard, IntGuard):
+            leaves.append(replace(guard, dim=lowered(guard.path, guard.dim)))
+        else:
+            leaves.append(guard)
+    return replace(guards, leaves=tuple(leaves))
+
+
+def _reaches(program: Program, shape: Shape, dims: Dims) -> bool:
+    """Do the program's guards take in all sizes of `dims`, and its relations at least their opt?"""
+    env: dict[str, int] = {}
+    opts = {name: opt for name, (_, _, opt) in dims.items()}
+    for guard, leaf in zip(program.guards.leaves, shape.leaves, strict=True):
+        if isinstance(leaf, IntLeaf):
+            if not isinstance(guard, IntGuard) or leaf.low not in guard.dim or leaf.high not in guard.dim:
+                return False
+            env[guard.path] = (leaf.low + leaf.high) // 2
+        elif isinstance(leaf, TensorLeaf) and isinstance(guard, TensorGuard):
+            for axis, (size, dim) in enumerate(zip(leaf.shape, guard.dims, strict=True)):
+                env[f"{leaf.path}.shape[{axis}]"] = _size(size, opts)
+                if not _covers(dim, size, dims):
+                    return False
+    try:
+        return all(relation(env) for relation in program.guards.where)
+    except ZeroDivisionError:
+        return False
+
+
+def _covers(dim: int | Range, size: int | str, dims: Dims) -> bool:
+    if isinstance(size, int):
+        return size == dim if isinstance(dim, int) else size in dim
+    form = parse(size)
+    (name,) = form.names
+    low, high, _ = dims[name]
+    if low == high:
+        return form({name: low}) == dim if isinstance(dim, int) else form({name: low}) in dim
+    if isinstance(dim, int) or form({name: low}) not in dim:
+        return False
+    return dim.high is None or (high is not None and form({name: high}) in dim)
+
+
+# ------------------------------------------------------------------------------------------ exported programs
+
+
+def program_weights(exported: ExportedProgram) -> list[str]:
+    """The weights a program's graph takes before its inputs, by the model's own names."""
+    kinds = (InputKind.PARAMETER, InputKind.BUFFER)
+    return [
+        str(spec.target).removeprefix(PREFIX) for spec in exported.graph_signature.input_specs if spec.kind in kinds
+    ]
+
+
+def _output_nodes(exported: ExportedProgram) -> list[Any]:
+    (output,) = [node for node in exported.graph.nodes if node.op == "output"]
+    return list(output.args[0])
+
+
+def _operators(exported: ExportedProgram) -> Iterator[Any]:
+    for module in exported.graph_module.modules():
+        graph = getattr(module, "graph", None)
+        for node in graph.nodes if graph is not None else ():
+            if isinstance(node.target, torch._ops.OpOverload):
+                yield node.target
+
+
+def _written(exported: ExportedProgram) -> set[str]:
+    """Weights that the program writes in place: operators say of each argument whether they write it."""
+    names = program_weights(exported)
+    placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"][: len(names)]
+    owners: dict[int, str] = {}
+    for node, name in zip(placeholders, names, strict=True):
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor) and value.numel():
+            owners.setdefault(int(value.untyped_storage()._cdata), name)
+    written: set[str] = set()
+    for node in exported.graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
+            value = getattr(given, "meta", {}).get("val")
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, torch.Tensor):
+                owner = owners.get(int(value.untyped_storage()._cdata))
+                if owner is not None:
+                    written.add(owner)
+    return written
+
+
+_KEPT_META = frozenset({"val", "tensor_meta", "unbacked_bindings"})
+
+
+def _store_program(program: Program, session: _Session, store: Store) -> Json:
+    """Save a program without weights, host paths or pickles; the same program gives the same bytes."""
+    exported = program.exported
+    names = program_weights(exported)
+    placeholders = [node.name for node in exported.graph.nodes if node.op == "placeholder"][: len(names)]
+    for module in exported.graph_module.modules():
+        graph = getattr(module, "graph", None)
+        for node in graph.nodes if graph is not None else ():
+            node.meta = {key: value for key, value in node.meta.items() if key in _KEPT_META}
+    exported._state_dict = {key: _as_meta(value) for key, value in exported.state_dict.items()}
+    exported._constants = {key: _as_meta(value) for key, value in exported.constants.items()}
+    exported._example_inputs = None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "program.pt2")
+        torch.export.save(exported, path)
+        _canonical_zip(path)
+        file = store.put_file(path)
+    return {
+        "file": file,
+        "guards": dump_guards(program.guards),
+        "outputs": dump_outputs(program.outputs),
+        "compiled_outputs": dump_outputs(program.compiled_outputs),
+        "kept_results": kept_results(program.outputs, program.compiled_outputs),
+        "constants": [list(pair) for pair in zip(placeholders, names, strict=True)],
+        "example": [list(item) if isinstance(item, tuple) else item for item in program.example],
+        "tied": session.tied,
+        "leaves": [_dump_leaf(leaf) for leaf in program.shape.leaves],
+    }
+
+
+def _canonical_zip(path: Path) -> None:
+    """The same members with sorted names and one date, so that equal programs are equal files."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist() if not name.endswith("serialization_id")}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(members):
+            archive.writestr(zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0)), members[name])
+
+
+def _as_meta(tensor: Any) -> Any:
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return torch.nn.Parameter(meta, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else meta
+
+
+def _dump_leaf(leaf: LeafSpec) -> Json:
+    match leaf:
+        case TensorLeaf():
+            return {"path": leaf.path, "dtype": leaf.dtype, "shape": list(leaf.shape), "layout": leaf.layout}
+        case IntLeaf():
+            return {"path": leaf.path, "low": leaf.low, "high": leaf.high}
+        case _:
+            return {"path": leaf.path, "value": dump_scalar(leaf.value)}
+
+
+def _order(tensor: torch.Tensor) -> list[int] | None:
+    """The order of dims, outermost first, of a dense tensor that is not row-major; None for one that is."""
+    if tensor.is_contiguous():
+        return None
+    return sorted(range(tensor.dim()), key=lambda axis: (-tensor.stride(axis), -tensor.shape[axis]))
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    head = f"{tensor.dtype} {tuple(tensor.shape)}".encode()
+    return head + tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else head
+
+
+T = TypeVar("T")
+
+
+def _distinct(items: Iterable[T]) -> list[T]:
+    return list(dict.fromkeys(items))
+
+
+@contextmanager
+def _quiet_export() -> Iterator[None]:
+    """torch warns about dims that come out fixed, which the guards say anyway."""
+    loggers = [logging.getLogger(name) for name in ("torch._export", "torch.export", "torch.fx.experimental")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,143 @@
+"""The user's source as a module ready to be exported: found, constructed, its weights and state taken stock of."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aotpack_runtime.errors import AotpackError, SourceError
+from aotpack_runtime.format.index import Default, Parameter
+from aotpack_runtime.format.tree import Tree, flatten
+from aotpack_runtime.loaders.source import build_module
+
+Json = Any
+
+
+def load_source(source: str, args: Mapping[str, Json], folder: Path) -> torch.nn.Module:
+    """The module that `source` names: `pkg.mod:name`, looked up in `folder` first, or a program saved by torch.export.
+
+    SourceError says what failed and where in the user's file.
+    """
+    if source.endswith(".pt2"):
+        path = folder / source
+        try:
+            return torch.export.load(path).module(check_guards=False)  # type: ignore[call-arg]
+        except Exception as error:
+            raise SourceError(source, f"cannot be read as a program of torch.export.save: {_line(error)}") from error
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        return build_module(source, args)
+    except AotpackError as error:
+        raise SourceError(source, getattr(error, "problem", str(error))) from error
+    except Exception as error:
+        raise SourceError(source, f"raised {type(error).__name__}: {_line(error)}{user_place(error, folder)}") from error
+
+
+def parameters_of(module: torch.nn.Module, source: str) -> tuple[Parameter, ...]:
+    """The parameters of forward(), with defaults where they are scalars or containers of scalars."""
+    found = []
+    for parameter in inspect.signature(module.forward).parameters.values():
+        default = None
+        if parameter.default is not inspect.Parameter.empty:
+            leaves: list[Any] = []
+            tree = flatten(parameter.default, leaves)
+            for leaf in leaves:
+                if not isinstance(leaf, None | bool | int | float | complex | str):
+                    raise SourceError(
+                        source,
+                        f"the default of forward({parameter.name}=...) is {type(leaf).__name__}, "
+                        "which a bundle cannot hold",
+                        hint="make the default None, a number, a string, or a tuple, list or dict of these",
+                    )
+            default = Default(tree, tuple(leaves))
+        found.append(Parameter(parameter.name, parameter.kind.name.lower(), default))
+    return tuple(found)
+
+
+def default_tree(parameter: Parameter, source: str) -> tuple[Tree, tuple[Any, ...]]:
+    """What a parameter holds when the caller leaves it out; SourceError when it cannot be left out."""
+    if parameter.kind == "var_positional":
+        return ("tuple",), ()
+    if parameter.kind == "var_keyword":
+        return ("dict", ()), ()
+    if parameter.default is None:
+        raise SourceError(
+            source, f"forward() needs the argument {parameter.name!r}", hint="describe it under `inputs`"
+        )
+    return parameter.default.tree, parameter.default.leaves
+
+
+def own_dense_weights(module: torch.nn.Module) -> None:
+    """Give every parameter and buffer memory of its own without gaps; tied ones stay tied, views become copies.
+
+    Constants outside a package are bound with the strides they were compiled with, so nothing may be expanded or a
+    slice of something larger. Dense permuted layouts (channels-last weights) are kept.
+    """
+    made: dict[tuple[Any, ...], torch.Tensor] = {}
+    for owner in module.modules():
+        for table in (owner._parameters, owner._buffers):
+            for name, tensor in table.items():
+                if tensor is None or (tensor.numel() and _is_dense(tensor) and _owns_memory(tensor)):
+                    continue
+                key = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride())
+                if key not in made:
+                    made[key] = tensor.detach().clone(memory_format=torch.contiguous_format)
+                table[name] = (
+                    torch.nn.Parameter(made[key], requires_grad=False)
+                    if isinstance(tensor, torch.nn.Parameter)
+                    else made[key]
+                )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() or torch._prims_common.is_non_overlapping_and_dense(tensor)
+
+
+def _owns_memory(tensor: torch.Tensor) -> bool:
+    return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+
+
+def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer by name, tied names included, non-persistent buffers included."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def tied_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Name -> the first name of the same memory."""
+    first: dict[Any, str] = {}
+    tied: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        key = tensor.untyped_storage()._cdata if tensor.numel() else name
+        tied[name] = first.setdefault(key, name)
+    return tied
+
+
+def user_place(error: BaseException, folder: Path) -> str:
+    """" at model.py:12" for the last line of the user's files in the traceback, "" when there is none."""
+    root = str(folder.resolve())
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(root) and "site-packages" not in frame.filename:
+            return f" at {Path(frame.filename).relative_to(root)}:{frame.lineno}"
+    return ""
+
+
+def _line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def is_training(module: torch.nn.Module) -> Sequence[str]:
+    """Names of submodules in train mode, "" for the module itself."""
+    return [name for name, part in module.named_modules() if part.training]
+
+

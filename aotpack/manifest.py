@@ -1,0 +1,169 @@
+"""A manifest's text -> `Manifest`, or every mistake in it at once, each with its line and column.
+
+The steps: YAML 1.2 into nodes (`yaml12`), `--set` (`manifest_override`), the models (`manifest_model`), whose errors
+become problems (`manifest_report`), and the rules here, which span mappings: names that must exist elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticCustomError
+
+from aotpack.manifest_inputs import Linear, parse_axis
+from aotpack.manifest_model import Manifest
+from aotpack.manifest_override import OVERRIDE_FILE, override
+from aotpack.manifest_report import problem_at, report
+from aotpack.suggest import did_you_mean, nearest
+from aotpack.yaml12 import Node, Steps, dotted, plain, read_document
+from aotpack_runtime.errors import ManifestError, Problem
+
+__all__ = ["Manifest", "manifest_schema", "read_manifest"]
+
+
+def read_manifest(path: Path, overrides: Sequence[str] = ()) -> Manifest:
+    """Read the manifest at `path`; ManifestError holds all its problems.
+
+    Each of `overrides` is `K=V`, a path and a YAML value such as `entries.encoder.points[0].dims.batch=4`; the later
+    of two wins. Their problems have "--set" for a file, and for a line their place in `overrides`.
+    """
+    data = _read(path)
+    document = read_document(data, str(path))
+    root, refused = override(document.root, overrides)
+    manifest, mistaken = _validate(root)
+    unread = [*document.problems, *refused]
+    places = {(problem.file, problem.line, problem.col) for problem in unread}
+    # A value that could not be read is a stand-in here: what the models say of that place only follows from it.
+    problems = unread + [each for each in mistaken if (each.file, each.line, each.col) not in places]
+    if manifest is None or problems:
+        raise ManifestError(sorted(problems, key=lambda each: (each.file == OVERRIDE_FILE, each.line, each.col)))
+    manifest._path = path
+    manifest._text_digest = _digest(data, overrides)
+    return manifest
+
+
+def manifest_schema() -> dict[str, Any]:
+    """JSON Schema of a manifest, for editors. It cannot say the rules that span keys: min <= max, names that exist."""
+    schema = Manifest.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "aotpack manifest"}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ManifestError([Problem(str(path), 1, 1, "", f"cannot be read: {reason}")]) from error
+
+
+def _digest(data: bytes, overrides: Sequence[str]) -> str:
+    digest = hashlib.sha256(data)
+    for text in overrides:
+        digest.update(b"\0" + text.encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _validate(root: Node) -> tuple[Manifest | None, list[Problem]]:
+    """The manifest that `root` says, or None; and what is wrong with it."""
+    tree = plain(root)
+    models: dict[int, type[BaseModel]] = {}
+    manifest, problems = None, []
+    try:
+        manifest = Manifest.model_validate(tree, context=models)
+    except ValidationError as error:
+        problems = list(report(error, root, tree, models))
+    return manifest, problems + list(_unmatched(root, frozenset(problem.path for problem in problems)))
+
+
+def _unmatched(root: Node, mistaken: Collection[str]) -> Iterator[Problem]:
+    """Names that have to exist in another mapping and do not; on nodes, so that other mistakes do not hide them.
+
+    `mistaken` are the paths of those others: where the inputs could not be read, their dims are not known.
+    """
+    targets = _members(root, "targets")
+    for name, entry in _members(root, "entries").items():
+        steps: Steps = ("entries", name)
+        if dotted((*steps, "kind")) in mistaken:
+            continue
+        listed = _items(entry, "targets")
+        for index, target in enumerate(listed):
+            yield from _unknown("target", target, (*steps, "targets", index), targets)
+        built = {str(target.value) for target in listed} or set(targets)
+        for index, precision in enumerate(_items(entry, "precisions")):
+            if "target" in (members := _mapping(precision)):
+                at = (*steps, "precisions", index, "target")
+                yield from _unknown("target", members["target"], at, built & set(targets))
+        inputs = dotted((*steps, "inputs"))
+        if not any(path == inputs or path.startswith((f"{inputs}.", f"{inputs}[")) for path in mistaken):
+            yield from _unmatched_dims(entry, steps)
+
+
+def _unknown(noun: str, node: Node, steps: Steps, known: Collection[str]) -> Iterator[Problem]:
+    """A problem when the text at `node` is none of `known`; what is not text is the models' to judge."""
+    if isinstance(node.value, str) and known and node.value not in known:
+        yield problem_at(node.mark, steps, f"unknown {noun} {node.value!r}{did_you_mean(node.value, known)}")
+
+
+def _unmatched_dims(entry: Node, steps: Steps) -> Iterator[Problem]:
+    """Every point gives every dim that shapes name, and no other; padding is for dims that exist."""
+    used = {dim: dotted(at) for dim, at in _dims(_mapping(entry).get("inputs"), ("inputs",))}
+    for index, point in enumerate(_items(entry, "points")):
+        place, at = _mapping(point).get("dims", point), (*steps, "points", index, "dims")
+        if not isinstance(place.value, dict):
+            continue
+        given = _members(point, "dims")
+        yield from _foreign(given, at, used)
+        slips = {nearest(dim, used) for dim in given if dim not in used}
+        for dim in sorted(used.keys() - given.keys() - slips):
+            message = f"dim {dim!r} of {used[dim]} is not given; add a size, a list of sizes or a range"
+            yield problem_at(place.mark, at, message)
+    on_miss = _mapping(entry).get("on_miss")
+    if on_miss is not None:
+        yield from _foreign(_members(on_miss, "pad"), (*steps, "on_miss", "pad"), used)
+
+
+def _foreign(given: dict[str, Node], steps: Steps, used: Collection[str]) -> Iterator[Problem]:
+    for dim, node in given.items():
+        if dim not in used:
+            hint = did_you_mean(dim, used, otherwise="dims of the inputs")
+            yield problem_at(node.key or node.mark, (*steps, dim), f"dim {dim!r} is in no shape of the inputs{hint}")
+
+
+def _dims(node: Node | None, steps: Steps) -> Iterator[tuple[str, Steps]]:
+    """Each dim that a shape in `node` names, with the path of one use."""
+    value = node.value if node is not None else None
+    if isinstance(value, dict):
+        for key, member in value.items():
+            if key != "shape" or not isinstance(member.value, tuple):
+                yield from _dims(member, (*steps, key))
+                continue
+            for index, item in enumerate(member.value):
+                try:
+                    axis = parse_axis(item.value)
+                except PydanticCustomError:
+                    continue  # the models say so, at its place
+                if isinstance(axis, Linear):
+                    yield axis.dim, (*steps, key, index)
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from _dims(item, (*steps, index))
+
+
+def _mapping(node: Node) -> dict[str, Node]:
+    return node.value if isinstance(node.value, dict) else {}
+
+
+def _members(node: Node, key: str) -> dict[str, Node]:
+    """Members of the mapping under `key`, none when there is no mapping."""
+    inner = _mapping(node).get(key)
+    return _mapping(inner) if inner is not None else {}
+
+
+def _items(node: Node, key: str) -> tuple[Node, ...]:
+    """Items of the list under `key`, none when there is no list."""
+    inner = _mapping(node).get(key)
+    return inner.value if inner is not None and isinstance(inner.value, tuple) else ()

@@ -1,0 +1,173 @@
+"""Open a bundle: find its index, read it, hand out members whose bytes were checked.
+
+Files are opened when the bundle is opened and kept, so that a build which replaces the folder never changes what a
+running process sees. Nothing is written beside a bundle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from aotpack_runtime.archive import unpack
+from aotpack_runtime.errors import BundleError, DigestMismatch, MalformedBundle
+from aotpack_runtime.format import layout
+from aotpack_runtime.format.fingerprint import digest
+from aotpack_runtime.format.index import File, Index, Variant, parse
+from aotpack_runtime.weights import WeightsFile
+
+Check = Literal["full", "index", "off"]
+MAX_OPEN_FILES = 512
+"""Members kept open from the start; of a bundle with more, the rest are opened when they are used."""
+MAX_INDEX_BYTES = 1 << 30
+
+
+class Bundle:
+    """An opened bundle. `check`: `full` hashes every member before its first use, `index` compares sizes only,
+    `off` trusts the disk."""
+
+    def __init__(self, root: Path, index: Index, digest: str, descriptors: dict[str, int], check: Check) -> None:
+        self.root, self.index, self.digest, self.check = root, index, digest, check
+        self._descriptors, self._checked = descriptors, set[str]()
+        self._members = index.members()
+        self._weights: WeightsFile | None = None
+
+    def files(self, variant: Variant) -> dict[str, str]:
+        """Paths of a variant's files by name, each checked against its digest."""
+        artifact = variant.artifact
+        return {name: self.path(layout.artifact(artifact.kind, artifact.digest, name)) for name in artifact.files}
+
+    def path(self, member: str) -> str:
+        """A path that opens `member` as it was when the bundle was opened, its bytes checked."""
+        descriptor = self._open(member)
+        self._verify(member, descriptor)
+        path = str(self.root / member)
+        try:
+            now, then = os.stat(path), os.fstat(descriptor)
+            if (now.st_dev, now.st_ino) == (then.st_dev, then.st_ino):
+                return path
+        except OSError:
+            pass
+        # The folder was replaced meanwhile. The dynamic loader knows libraries by path, so this descriptor is never
+        # given back: its number must not come to mean another file.
+        return f"/proc/self/fd/{os.dup(descriptor)}"
+
+    def weights(self) -> WeightsFile:
+        """The weights file, mapped and checked once."""
+        if self._weights is None:
+            if self.index.weights_file is None:
+                raise MalformedBundle(layout.INDEX, "names no weights file")
+            member = layout.weights(self.index.weights_file.digest)
+            descriptor = self._open(member)
+            self._verify(member, descriptor)
+            self._weights = WeightsFile(descriptor, member)
+        return self._weights
+
+    def verify(self, progress: Callable[[str], None] = lambda member: None) -> None:
+        """Hash every member; the first that differs raises."""
+        for member in sorted(self._members):
+            self._verify(member, self._open(member), full=True)
+            progress(member)
+
+    def close(self) -> None:
+        """Give back the file descriptors; what is mapped stays mapped."""
+        descriptors, self._descriptors = self._descriptors, {}
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+
+    def _open(self, member: str) -> int:
+        descriptor = self._descriptors.get(member)
+        if descriptor is None:
+            descriptor = self._descriptors[member] = _open_member(self.root, member)
+        return descriptor
+
+    def _verify(self, member: str, descriptor: int, *, full: bool = False) -> None:
+        if (member in self._checked and not full) or (self.check == "off" and not full):
+            return
+        wanted = self._members[member]
+        size = os.fstat(descriptor).st_size
+        if size != wanted.size_bytes:
+            raise MalformedBundle(member, f"has {size} bytes, the index says {wanted.size_bytes}")
+        if self.check == "full" or full:
+            actual = _hash(descriptor)
+            if actual != wanted.digest:
+                raise DigestMismatch(member, expected=wanted.digest, actual=actual)
+        self._checked.add(member)
+
+
+def open_bundle(path: str | os.PathLike[str], *, check: Check | None = None) -> Bundle:
+    """Open a bundle folder, or an archive of one (unpacked once into the cache)."""
+    mode = check or os.environ.get("AOTPACK_CHECK", "full")
+    if mode not in ("full", "index", "off"):
+        raise BundleError(f"check is {mode!r}; expected full, index or off")
+    for attempt in range(5):
+        root = _locate(Path(path))
+        try:
+            return _open_folder(root, mode)  # type: ignore[arg-type]
+        except MalformedBundle as error:
+            # A build may have replaced the folder between two opens: what is gone then is there at the next try.
+            if attempt == 4 or not isinstance(error.__cause__, FileNotFoundError) or not (root / layout.INDEX).exists():
+                raise
+    raise AssertionError("unreachable")
+
+
+def _locate(path: Path) -> Path:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise BundleError(f"{path}: no such file or directory") from None
+    except OSError as error:
+        raise BundleError(f"{path}: {error.strerror}") from None
+    return path if stat.S_ISDIR(mode) else unpack(path)
+
+
+def _open_folder(root: Path, check: Check) -> Bundle:
+    try:
+        descriptor = os.open(root / layout.INDEX, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise BundleError(f"{root}: is a directory without {layout.INDEX}, not a bundle") from None
+    except OSError as error:
+        raise BundleError(f"{root / layout.INDEX}: {error.strerror}") from None
+    with os.fdopen(descriptor, "rb") as file:
+        data = file.read(MAX_INDEX_BYTES)
+    index = parse(data)
+    descriptors: dict[str, int] = {}
+    try:
+        members = index.members()
+        if len(members) <= MAX_OPEN_FILES:
+            for member in members:
+                descriptors[member] = _open_member(root, member)
+    except BaseException:
+        for opened in descriptors.values():
+            os.close(opened)
+        raise
+    return Bundle(root, index, digest(data), descriptors, check)
+
+
+def _open_member(root: Path, member: str) -> int:
+    try:
+        return os.open(root / member, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise MalformedBundle(member, f"cannot be opened: {error.strerror}") from error
+
+
+def _hash(descriptor: int) -> str:
+    hasher = hashlib.sha256()
+    offset, step = 0, 1 << 22
+    while block := os.pread(descriptor, step, offset):
+        hasher.update(block)
+        offset += len(block)
+    return hasher.hexdigest()
+
+
+def file_of(path: Path) -> File:
+    """Digest and size of a file on disk, as the index records them."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return File(_hash(descriptor), os.fstat(descriptor).st_size)
+    finally:
+        os.close(descriptor)

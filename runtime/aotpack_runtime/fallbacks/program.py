@@ -1,0 +1,43 @@
+"""Serve a miss from an exported program of the bundle, run by torch operator by operator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aotpack_runtime.dispatch import Dispatcher, Hit, Miss
+from aotpack_runtime.fallbacks import Context, Prepared
+from aotpack_runtime.format.tensor import Call, TensorMeta, contiguous_strides
+
+
+class Fallback:
+    """Programs are more forgiving than compiled variants: torch's operators honour strides, autocast and grad mode, so
+    a call is judged here by its dtypes, ranks and sizes alone."""
+
+    tier = "program"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._dispatcher = Dispatcher(context.record.parameter_names, context.programs)
+
+    def prepare(self, miss: Miss, values: tuple[object, ...]) -> Prepared | str:
+        decision = self._dispatcher.choose(_forgiving(miss.call))
+        if isinstance(decision, Hit):
+            return Prepared(self._context.serve_for(decision.variant))
+        reasons = "; ".join(decision.reasons.values())
+        return f"its programs do not reach this call: {reasons}" if reasons else "it holds no program"
+
+
+def _forgiving(call: Call) -> Call:
+    """The call with what torch's operators take care of themselves left out."""
+    leaves = [
+        replace(leaf, strides=contiguous_strides(leaf.shape), offset=0, odd="", needs_grad=False)
+        if isinstance(leaf, TensorMeta) and _operators_take(leaf)
+        else leaf
+        for leaf in call.leaves
+    ]
+    return Call(call.trees, tuple(leaves), ())
+
+
+def _operators_take(leaf: TensorMeta) -> bool:
+    """Ordinary tensors, subclasses and transformed ones; another layout could make a program take another branch."""
+    return not leaf.odd.startswith(("has layout", "is a nested"))

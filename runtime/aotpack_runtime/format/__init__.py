@@ -1,0 +1,1 @@
+"""The vocabulary both sides share: what is in a bundle, what a call is, which guards hold. Standard library only."""

@@ -1,0 +1,162 @@
+"""JSON forms of guards, outputs and scalars: each record's writer and reader side by side.
+
+Readers raise KeyError, TypeError or ValueError on anything that is not what a writer makes; `index.parse` adds where.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aotpack_runtime.format import tree
+from aotpack_runtime.format.expression import Expression, parse
+from aotpack_runtime.format.guard import Dim, Guards, IntGuard, Layout, LeafGuard, Range, TensorGuard, ValueGuard
+from aotpack_runtime.format.output import Argument, OutputLeaf, Outputs, Result, Size, Value, View
+from aotpack_runtime.format.tensor import Scalar
+
+Json = Any
+
+
+def dump_scalar(value: Scalar) -> Json:
+    """Floats by their exact hex, so that NaN, infinities and signed zeros survive."""
+    if isinstance(value, float):
+        return {"float": value.hex()}
+    if isinstance(value, complex):
+        return {"complex": [value.real.hex(), value.imag.hex()]}
+    return value
+
+
+def parse_scalar(value: Json) -> Scalar:
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case {"float": str(text)}:
+            return float.fromhex(text)
+        case {"complex": [str(real), str(imaginary)]}:
+            return complex(float.fromhex(real), float.fromhex(imaginary))
+    raise ValueError(f"not a scalar: {str(value)[:80]}")
+
+
+def dump_guards(guards: Guards) -> Json:
+    return {
+        "trees": list(guards.trees),
+        "leaves": [_dump_leaf(guard) for guard in guards.leaves],
+        "where": [relation.text for relation in guards.where],
+    }
+
+
+def parse_guards(value: Json) -> Guards:
+    return Guards(
+        trees=tuple(tree.parse(item) for item in value["trees"]),
+        leaves=tuple(_parse_leaf(item) for item in value["leaves"]),
+        where=tuple(parse(text) for text in value["where"]),
+    )
+
+
+def _dump_leaf(guard: LeafGuard) -> Json:
+    match guard:
+        case TensorGuard():
+            record: dict[str, Json] = {
+                "path": guard.path,
+                "dtype": guard.dtype,
+                "dims": [_dump_dim(dim) for dim in guard.dims],
+                "device": guard.device,
+            }
+            if guard.layout != "contiguous":
+                record["layout"] = guard.layout if isinstance(guard.layout, str) else _texts(guard.layout)
+            if guard.aligned:
+                record["aligned"] = True
+            return record
+        case ValueGuard():
+            return {"path": guard.path, "value": dump_scalar(guard.value)}
+        case IntGuard():
+            return {"path": guard.path, "int": _dump_dim(guard.dim)}
+
+
+def _parse_leaf(value: Json) -> LeafGuard:
+    path = _text(value["path"])
+    if "dtype" in value:
+        layout = value.get("layout", "contiguous")
+        return TensorGuard(
+            path=path,
+            dtype=_text(value["dtype"]),
+            dims=tuple(_parse_dim(dim) for dim in value["dims"]),
+            device=_text(value["device"]),
+            layout=layout if isinstance(layout, str) else _expressions(layout),
+            aligned=bool(value.get("aligned", False)),
+        )
+    if "int" in value:
+        dim = _parse_dim(value["int"])
+        if not isinstance(dim, Range):
+            raise ValueError(f"{path}: int takes a range")
+        return IntGuard(path=path, dim=dim)
+    return ValueGuard(path=path, value=parse_scalar(value["value"]))
+
+
+def _dump_dim(dim: Dim) -> Json:
+    return dim if isinstance(dim, int) else [dim.low, dim.high]
+
+
+def _parse_dim(value: Json) -> Dim:
+    match value:
+        case bool():
+            pass
+        case int():
+            return value
+        case [int(low), int() | None as high]:
+            return Range(low, high)
+    raise ValueError(f"not a size or range: {value!r}")
+
+
+def dump_outputs(outputs: Outputs) -> Json:
+    return {"tree": outputs.tree, "leaves": [_dump_output(leaf) for leaf in outputs.leaves]}
+
+
+def parse_outputs(value: Json) -> Outputs:
+    return Outputs(tree.parse(value["tree"]), tuple(_parse_output(leaf) for leaf in value["leaves"]))
+
+
+def _dump_output(leaf: OutputLeaf) -> Json:
+    match leaf:
+        case Result(index, dtype, shape):
+            return {"result": index, "dtype": dtype, "shape": _texts(shape)}
+        case Argument(index):
+            return {"argument": index}
+        case Value(value):
+            return {"value": dump_scalar(value)}
+        case Size(size):
+            return {"size": size.text}
+        case View(of, shape, strides, offset):
+            record = {"shape": _texts(shape), "strides": _texts(strides), "offset": offset.text}
+            return {"view": _dump_output(of), **record}
+
+
+def _parse_output(value: Json) -> OutputLeaf:
+    match value:
+        case {"view": of, "shape": shape, "strides": strides, "offset": str(offset)}:
+            base = _parse_output(of)
+            if not isinstance(base, Result | Argument):
+                raise ValueError("a view is of a result or an argument")
+            return View(base, _expressions(shape), _expressions(strides), parse(offset))
+        case {"result": int(index), "dtype": str(dtype), "shape": shape}:
+            return Result(index, dtype, _expressions(shape))
+        case {"argument": int(index)}:
+            return Argument(index)
+        case {"size": str(size)}:
+            return Size(parse(size))
+        case {"value": item}:
+            return Value(parse_scalar(item))
+    raise ValueError(f"not an output: {str(value)[:80]}")
+
+
+def _texts(expressions: Layout) -> list[str]:
+    return [expression.text for expression in expressions]  # type: ignore[union-attr]
+
+
+def _expressions(texts: Json) -> tuple[Expression, ...]:
+    return tuple(parse(_text(item)) for item in texts)
+
+
+def _text(value: Json) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {str(value)[:80]!r}")
+    return value

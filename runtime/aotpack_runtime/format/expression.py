@@ -1,0 +1,130 @@
+"""A small integer language over dims: `x.shape[0] % 100 == 0`, `2*n + 1`, `ceil_div(rows, 4)`.
+
+Text is parsed by `ast`, every node is checked against a whitelist, and the tree is turned into closures:
+nothing from a bundle is ever handed to `eval`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+Env = Mapping[str, int]
+Evaluate = Callable[[Env], int]
+
+MAX_TEXT = 4096
+"""Longest expression read; the longest guard seen in an exported program had 120 characters."""
+
+_BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.Mod: lambda a, b: a % b,
+}
+_COMPARE: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Eq: lambda a, b: a == b,
+    ast.NotEq: lambda a, b: a != b,
+    ast.Lt: lambda a, b: a < b,
+    ast.LtE: lambda a, b: a <= b,
+    ast.Gt: lambda a, b: a > b,
+    ast.GtE: lambda a, b: a >= b,
+}
+_FUNCTIONS: dict[str, Callable[..., int]] = {
+    "min": min,
+    "max": max,
+    "ceil_div": lambda a, b: -(-a // b),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A parsed expression; equal when their canonical texts are."""
+
+    text: str
+    names: frozenset[str] = field(compare=False)
+    _evaluate: Evaluate = field(compare=False, repr=False)
+
+    def __call__(self, env: Env) -> int:
+        """Value in `env`; comparisons give 0 or 1. ZeroDivisionError when a divisor is 0 there."""
+        return self._evaluate(env)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@lru_cache(maxsize=4096)
+def parse(text: str) -> Expression:
+    """Read an expression; ValueError with the part that is not allowed."""
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"expression of {len(text)} characters; at most {MAX_TEXT}")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
+        raise ValueError(f"{text!r} is not an expression: {error}") from None
+    names: set[str] = set()
+    try:
+        evaluate = _compile(tree, names)
+    except RecursionError:
+        raise ValueError(f"{text[:40]!r}... is nested too deeply") from None
+    return Expression(ast.unparse(tree), frozenset(names), evaluate)
+
+
+def variable(path: str, axis: int | None = None) -> str:
+    """The name that expressions use for a size of the tensor at `path`, or for an int argument."""
+    return path if axis is None else f"{path}.shape[{axis}]"
+
+
+def _compile(node: ast.expr, names: set[str]) -> Evaluate:
+    """A closure for `node`; adds the variables it reads to `names`."""
+    match node:
+        case ast.Constant(value=bool()) | ast.Constant(value=int()):
+            value = int(node.value)
+            return lambda env: value
+        case ast.Name() | ast.Attribute() | ast.Subscript():
+            return _variable(node, names)
+        case ast.BinOp(op=operator) if type(operator) in _BINARY:
+            apply, left, right = _BINARY[type(operator)], _compile(node.left, names), _compile(node.right, names)
+            return lambda env: apply(left(env), right(env))
+        case ast.UnaryOp(op=ast.USub()):
+            inner = _compile(node.operand, names)
+            return lambda env: -inner(env)
+        case ast.UnaryOp(op=ast.Not()):
+            inner = _compile(node.operand, names)
+            return lambda env: int(not inner(env))
+        case ast.BoolOp():
+            terms = tuple(_compile(value, names) for value in node.values)
+            if isinstance(node.op, ast.And):
+                return lambda env: int(all(term(env) for term in terms))
+            return lambda env: int(any(term(env) for term in terms))
+        case ast.Compare() if all(type(op) in _COMPARE for op in node.ops):
+            operands = tuple(_compile(value, names) for value in (node.left, *node.comparators))
+            tests = tuple(_COMPARE[type(op)] for op in node.ops)
+            return lambda env: _chain(tests, [operand(env) for operand in operands])
+        case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS and len(node.args) >= 2:
+            function, arguments = _FUNCTIONS[name], tuple(_compile(value, names) for value in node.args)
+            return lambda env: function(*(argument(env) for argument in arguments))
+        case _:
+            raise ValueError(f"{ast.unparse(node)!r} is not allowed in an expression")
+
+
+def _chain(tests: tuple[Callable[[int, int], bool], ...], values: list[int]) -> int:
+    """`a < b < c` as Python reads it."""
+    return int(all(test(a, b) for test, a, b in zip(tests, values, values[1:], strict=False)))
+
+
+def _variable(node: ast.expr, names: set[str]) -> Evaluate:
+    """`n`, `x.shape[0]`, `q['a'][1].shape[0]`: one variable, named by its own text."""
+    step: ast.expr = node
+    while not isinstance(step, ast.Name):
+        if isinstance(step, ast.Attribute):
+            step = step.value
+        elif isinstance(step, ast.Subscript) and isinstance(step.slice, ast.Constant):
+            step = step.value
+        else:
+            raise ValueError(f"{ast.unparse(node)!r} is not allowed in an expression")
+    name = ast.unparse(node)
+    names.add(name)
+    return lambda env: env[name]

@@ -1,0 +1,409 @@
+"""The index of a bundle: entries, variants, weights, and the one JSON they are written to and read from.
+
+FORMAT_VERSION ledger
+    1  2026-11  first version: kinds aoti and exported
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from aotpack_runtime.errors import MalformedBundle, UnsupportedFormat
+from aotpack_runtime.format import layout, tree
+from aotpack_runtime.format.codec import (
+    dump_guards,
+    dump_outputs,
+    dump_scalar,
+    parse_guards,
+    parse_outputs,
+    parse_scalar,
+)
+from aotpack_runtime.format.fingerprint import canonical
+from aotpack_runtime.format.guard import Guards
+from aotpack_runtime.format.output import Outputs
+from aotpack_runtime.format.target import Target
+from aotpack_runtime.format.tensor import Scalar
+from aotpack_runtime.format.tree import Tree
+
+FORMAT_VERSION = 1
+READS = (1,)
+
+Json = Any
+Tier = Literal["hot", "warm", "rare"]
+PARAMETER_KINDS = ("positional_only", "positional_or_keyword", "var_positional", "keyword_only", "var_keyword")
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """A default value: a tree of scalars."""
+
+    tree: Tree
+    leaves: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of forward(), as `inspect.Parameter` names its kind; `default` None when there is none."""
+
+    name: str
+    kind: str
+    default: Default | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One member: its digest and size."""
+
+    digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRef:
+    """The files of one artifact; `digest` names its folder."""
+
+    kind: str
+    digest: str
+    files: Mapping[str, File]
+
+    def members(self) -> dict[str, File]:
+        """Member path -> file."""
+        return {layout.artifact(self.kind, self.digest, name): file for name, file in self.files.items()}
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One compiled specialization of an entry.
+
+    `constants` maps each constant the artifact asks for, in its order, to a name in the weight set `weights`.
+    `example` holds, for each leaf that is a tensor its shape, and an int for a symbolic int: a call that fits.
+    """
+
+    id: str
+    point: str
+    tier: Tier
+    target: Target
+    artifact: ArtifactRef
+    guards: Guards
+    outputs: Outputs
+    weights: str
+    constants: tuple[tuple[str, str], ...]
+    example: tuple[tuple[int, ...] | int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where eager lives: `pkg.mod:name` or a saved program; `files` are the source files seen while it was built."""
+
+    text: str
+    args: Mapping[str, Json]
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A callable with a name. `variants` and `programs` are in the order in which they are tried."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    variants: tuple[Variant, ...]
+    programs: tuple[Variant, ...]
+    source: Source
+    fills: Mapping[str, Json]
+    on_miss: Mapping[str, Json]
+    verify: Mapping[str, Json]
+    imports: tuple[str, ...] = ()
+    operators: Mapping[str, str] = field(default_factory=dict)
+    output_names: tuple[str, ...] | None = None
+    training: bool = False
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        return tuple(parameter.name for parameter in self.parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRef:
+    """One weight: its tensor in the weights file, and the order of dims it is stored in when not row-major."""
+
+    tensor: str
+    order: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSet:
+    """The weights of an entry at one precision. Names that share a tensor are tied. `state` is written by calls.
+
+    `dtype` is what the source was converted to ("" for its own dtypes).
+    """
+
+    weights: Mapping[str, WeightRef]
+    state: tuple[str, ...] = ()
+    dtype: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """What is in a bundle."""
+
+    name: str
+    version: str
+    labels: Mapping[str, str]
+    requires: Mapping[str, str]
+    entries: Mapping[str, Entry]
+    weights_file: File | None
+    weight_sets: Mapping[str, WeightSet]
+    provenance: Mapping[str, Json]
+    settings: Mapping[str, Json] = field(default_factory=dict)
+
+    def variants(self) -> list[Variant]:
+        """All variants and programs of all entries."""
+        return [variant for entry in self.entries.values() for variant in (*entry.variants, *entry.programs)]
+
+    def members(self) -> dict[str, File]:
+        """Member path -> file, of everything but the index itself."""
+        members: dict[str, File] = {}
+        for variant in self.variants():
+            members.update(variant.artifact.members())
+        if self.weights_file:
+            members[layout.weights(self.weights_file.digest)] = self.weights_file
+        return members
+
+
+# ------------------------------------------------------------------------------------------------------- writing
+
+
+def dump(index: Index) -> bytes:
+    """The bytes of index.json: one line, sorted keys, the same index gives the same bytes."""
+    return canonical(
+        {
+            "format": FORMAT_VERSION,
+            "bundle": {"name": index.name, "version": index.version, "labels": dict(index.labels)},
+            "requires": dict(index.requires),
+            "entries": {name: _dump_entry(entry) for name, entry in index.entries.items()},
+            "weights": {
+                "file": _dump_file(index.weights_file) if index.weights_file else None,
+                "sets": {name: _dump_set(item) for name, item in index.weight_sets.items()},
+            },
+            "provenance": dict(index.provenance),
+            "settings": dict(index.settings),
+        }
+    ) + b"\n"  # fmt: skip
+
+
+def _dump_entry(entry: Entry) -> Json:
+    return {
+        "parameters": [dump_parameter(parameter) for parameter in entry.parameters],
+        "variants": [dump_variant(variant) for variant in entry.variants],
+        "programs": [dump_variant(variant) for variant in entry.programs],
+        "source": {"text": entry.source.text, "args": dict(entry.source.args), "files": dict(entry.source.files)},
+        "fills": dict(entry.fills),
+        "on_miss": dict(entry.on_miss),
+        "verify": dict(entry.verify),
+        "imports": list(entry.imports),
+        "operators": dict(entry.operators),
+        "output_names": None if entry.output_names is None else list(entry.output_names),
+        "training": entry.training,
+    }
+
+
+def dump_parameter(parameter: Parameter) -> Json:
+    record: dict[str, Json] = {"name": parameter.name, "kind": parameter.kind}
+    if parameter.default is not None:
+        leaves = [dump_scalar(leaf) for leaf in parameter.default.leaves]
+        record["default"] = {"tree": parameter.default.tree, "leaves": leaves}
+    return record
+
+
+def dump_variant(variant: Variant) -> Json:
+    return {
+        "id": variant.id,
+        "point": variant.point,
+        "tier": variant.tier,
+        "target": {"device": variant.target.device, "needs": dict(variant.target.needs)},
+        "artifact": {
+            "kind": variant.artifact.kind,
+            "digest": variant.artifact.digest,
+            "files": {name: _dump_file(file) for name, file in variant.artifact.files.items()},
+        },
+        "guards": dump_guards(variant.guards),
+        "outputs": dump_outputs(variant.outputs),
+        "weights": variant.weights,
+        "constants": [list(pair) for pair in variant.constants],
+        "example": list(variant.example),
+    }
+
+
+def _dump_file(file: File) -> Json:
+    return {"sha256": file.digest, "bytes": file.size_bytes}
+
+
+def _dump_set(item: WeightSet) -> Json:
+    weights: dict[str, Json] = {}
+    for name, ref in item.weights.items():
+        weights[name] = {"tensor": ref.tensor} | ({} if ref.order is None else {"order": list(ref.order)})
+    return {"weights": weights, "state": list(item.state), "dtype": item.dtype}
+
+
+# ------------------------------------------------------------------------------------------------------- reading
+
+
+def parse(data: bytes, member: str = layout.INDEX) -> Index:
+    """Read index.json; MalformedBundle or UnsupportedFormat with the place and what was found."""
+    try:
+        root = json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        if not data.strip():
+            raise MalformedBundle(member, "is empty") from None
+        raise MalformedBundle(member, f"is not the JSON of an index: {error}") from None
+    if not isinstance(root, dict) or "format" not in root:
+        raise MalformedBundle(member, "has no 'format': this is not an aotpack index", hint="")
+    if root["format"] not in READS or type(root["format"]) is not int:
+        raise UnsupportedFormat(member, found=root["format"], reads=READS)
+
+    def at(place: str, read: Callable[[Json], Any], value: Json) -> Any:
+        try:
+            return read(value)
+        except MalformedBundle:
+            raise
+        except KeyError as error:
+            raise MalformedBundle(member, f"{place}: missing key {error}") from None
+        except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+            raise MalformedBundle(member, f"{place}: {error}") from None
+
+    def entry(name: str, value: Json) -> Entry:
+        def variants(key: str) -> tuple[Variant, ...]:
+            items = at(f"entries.{name}", lambda record: list(record[key]), value)
+            return tuple(
+                at(f"entries.{name}.{key}[{position}]", parse_variant, item) for position, item in enumerate(items)
+            )
+
+        return at(f"entries.{name}", lambda record: _parse_entry(name, record, variants), value)  # type: ignore[no-any-return]
+
+    def whole(value: Json) -> Index:
+        bundle, weights = value["bundle"], value["weights"]
+        return Index(
+            name=_text(bundle["name"]),
+            version=_text(bundle["version"]),
+            labels=dict(bundle["labels"]),
+            requires=dict(value["requires"]),
+            entries={name: entry(name, item) for name, item in value["entries"].items()},
+            weights_file=None if weights["file"] is None else _parse_file(weights["file"]),
+            weight_sets={name: at(f"weights.sets.{name}", _parse_set, item) for name, item in weights["sets"].items()},
+            provenance=dict(value["provenance"]),
+            settings=dict(value["settings"]),
+        )
+
+    index: Index = at("index", whole, root)
+    at("weights", _check_weights, index)
+    return index
+
+
+def _parse_entry(name: str, value: Json, variants: Callable[[str], tuple[Variant, ...]]) -> Entry:
+    source, names = value["source"], value["output_names"]
+    return Entry(
+        name=name,
+        parameters=tuple(parse_parameter(item) for item in value["parameters"]),
+        variants=variants("variants"),
+        programs=variants("programs"),
+        source=Source(_text(source["text"]), dict(source["args"]), dict(source["files"])),
+        fills=dict(value["fills"]),
+        on_miss=dict(value["on_miss"]),
+        verify=dict(value["verify"]),
+        imports=tuple(_text(item) for item in value["imports"]),
+        operators=dict(value["operators"]),
+        output_names=None if names is None else tuple(_text(item) for item in names),
+        training=bool(value["training"]),
+    )
+
+
+def parse_parameter(value: Json) -> Parameter:
+    name, kind = _text(value["name"]), value["kind"]
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("__"):
+        raise ValueError(f"parameter {name!r} is not a Python name")
+    if kind not in PARAMETER_KINDS:
+        raise ValueError(f"parameter {name!r} has unknown kind {kind!r}")
+    default = None
+    if "default" in value:
+        record = value["default"]
+        default = Default(tree.parse(record["tree"]), tuple(parse_scalar(leaf) for leaf in record["leaves"]))
+    return Parameter(name, kind, default)
+
+
+def parse_variant(value: Json) -> Variant:
+    target, artifact = value["target"], value["artifact"]
+    if value["tier"] not in ("hot", "warm", "rare"):
+        raise ValueError(f"unknown tier {value['tier']!r}")
+    ref = ArtifactRef(
+        kind=_text(artifact["kind"]),
+        digest=_text(artifact["digest"]),
+        files={name: _parse_file(file) for name, file in artifact["files"].items()},
+    )
+    ref.members()
+    return Variant(
+        id=_text(value["id"]),
+        point=_text(value["point"]),
+        tier=value["tier"],
+        target=Target(_text(target["device"]), {_text(k): _text(v) for k, v in target["needs"].items()}),
+        artifact=ref,
+        guards=parse_guards(value["guards"]),
+        outputs=parse_outputs(value["outputs"]),
+        weights=_text(value["weights"]),
+        constants=tuple((_text(name), _text(weight)) for name, weight in value["constants"]),
+        example=tuple(tuple(item) if isinstance(item, list) else item for item in value["example"]),
+    )
+
+
+def _parse_file(value: Json) -> File:
+    size = value["bytes"]
+    if type(size) is not int or size < 0:
+        raise ValueError(f"bytes: expected a size, got {size!r}")
+    layout.weights(_text(value["sha256"]))
+    return File(value["sha256"], size)
+
+
+def _parse_set(value: Json) -> WeightSet:
+    refs = {
+        name: WeightRef(_text(item["tensor"]), tuple(item["order"]) if "order" in item else None)
+        for name, item in value["weights"].items()
+    }
+    return WeightSet(refs, tuple(_text(name) for name in value["state"]), _text(value["dtype"]))
+
+
+def _check_weights(index: Index) -> None:
+    """Every constant of every variant must have its weight: a missing one is a crash at the first call."""
+    for variant in index.variants():
+        if not variant.constants and not variant.weights:
+            continue
+        known = index.weight_sets.get(variant.weights)
+        if known is None:
+            raise ValueError(f"variant {variant.id} names the weight set {variant.weights!r}, which is not there")
+        for _, weight in variant.constants:
+            if weight not in known.weights:
+                raise ValueError(f"variant {variant.id} needs the weight {weight!r}, which is not there")
+
+
+def _text(value: Json) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {str(value)[:80]!r}")
+    return value
+
+
+def _no_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} is given twice")
+    return record
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,33 @@
+"""Where things sit in a bundle. The only place that joins member paths.
+
+    index.json            the one file read at load
+    artifacts/<sha256>/   the files of one compiled artifact
+    programs/<sha256>.pt2 exported programs without weights
+    weights/<sha256>.safetensors
+"""
+
+from __future__ import annotations
+
+import re
+
+INDEX = "index.json"
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
+
+def artifact(kind: str, digest: str, name: str) -> str:
+    """Member path of a file of an artifact; ValueError for a digest or name that could leave its folder."""
+    if not _DIGEST.fullmatch(digest):
+        raise ValueError(f"{digest[:80]!r} is not a sha256")
+    if not _FILE_NAME.fullmatch(name) or ".." in name:
+        raise ValueError(f"{name[:80]!r} is not a plain file name")
+    if kind == "exported":
+        return f"programs/{digest}.pt2"
+    return f"artifacts/{digest}/{name}"
+
+
+def weights(digest: str) -> str:
+    if not _DIGEST.fullmatch(digest):
+        raise ValueError(f"{digest[:80]!r} is not a sha256")
+    return f"weights/{digest}.safetensors"

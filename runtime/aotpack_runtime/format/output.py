@@ -1,0 +1,65 @@
+"""How a result is put together: from tensors the artifact returned, the caller's own arguments, numbers and views.
+
+An artifact returns a flat list of tensors. Everything else that eager returns is said here: containers and their
+types, constants, sizes (`x.shape[0]`, computed from the call), an argument handed back as the same object, and
+tensors that share memory with another output or an argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotpack_runtime.format.expression import Expression
+from aotpack_runtime.format.tensor import Scalar
+from aotpack_runtime.format.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Tensor number `index` of those the artifact returned."""
+
+    index: int
+    dtype: str = ""
+    shape: tuple[Expression, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """Leaf number `index` of the call, the same object."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A scalar that does not depend on the call."""
+
+    value: Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """An int computed from the sizes of the call."""
+
+    size: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor over the memory of a result or an argument."""
+
+    of: Result | Argument
+    shape: tuple[Expression, ...]
+    strides: tuple[Expression, ...]
+    offset: Expression
+
+
+OutputLeaf = Result | Argument | Value | Size | View
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The tree of the result and what stands at each of its leaves."""
+
+    tree: Tree
+    leaves: tuple[OutputLeaf, ...]

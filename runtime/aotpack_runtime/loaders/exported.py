@@ -1,0 +1,51 @@
+"""Exported programs without weights: run by torch, operator by operator, with the bundle's weights.
+
+The program's graph takes weights and arguments as one flat list, so replacing weights is replacing a tuple, and what
+it writes in place (state, arguments) is written to the shared tensors themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aotpack_runtime.errors import ArtifactError, MissingDependency
+from aotpack_runtime.format.index import Variant
+from aotpack_runtime.loaders.tensors import TorchWeights, size_tensor
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingDependency("torch", needed_for="exported programs", install="'aotpack-runtime[torch]'") from error
+
+
+class ExportedExecutable:
+    """A loaded program. `run` may be called from many threads."""
+
+    def __init__(self, variant: Variant, path: str, weights: TorchWeights) -> None:
+        try:
+            program = torch.export.load(path)
+        except Exception as error:
+            raise ArtifactError(variant.id, f"the exported program does not load: {error}") from error
+        self._graph = program.graph_module
+        self._names = [name for _, name in variant.constants]
+        self._weights = weights
+        self._bound: tuple[Any, ...] = ()
+        self.run: Callable[[list[Any]], Any] = self._run
+        with weights.lock:
+            weights.bind(self._rebind)
+
+    def size_tensor(self, size: int) -> torch.Tensor:
+        return size_tensor(size)
+
+    def _run(self, inputs: list[Any]) -> Any:
+        return self._graph(*self._bound, *inputs)
+
+    def _rebind(self) -> None:
+        self._bound = tuple(self._weights.tensors[name] for name in self._names)
+
+
+def load(variant: Variant, files: Mapping[str, str], weights: TorchWeights) -> ExportedExecutable:
+    """Read the program and bind the weights; ArtifactError when torch cannot read it."""
+    (path,) = files.values()
+    return ExportedExecutable(variant, path, weights)

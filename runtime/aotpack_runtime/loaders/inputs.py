@@ -1,0 +1,73 @@
+"""Example inputs for a variant: what warm-up, verification and the bench feed it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from aotpack_runtime.format.guard import Guards, IntGuard, TensorGuard
+from aotpack_runtime.format.tensor import channels_last_strides
+
+Json = Any
+
+
+def make_leaves(
+    guards: Guards, example: tuple[tuple[int, ...] | int | None, ...], fills: Mapping[str, Json], *, seed: int = 0
+) -> list[Any]:
+    """Leaves of a call with the sizes of `example`, filled as the manifest says; the same seed gives the same values."""
+    return [
+        make_tensor(guard, size, fills.get(guard.path), seed=seed) if isinstance(guard, TensorGuard) and isinstance(size, tuple)
+        else size if isinstance(guard, IntGuard)
+        else guard.value  # type: ignore[union-attr]
+        for guard, size in zip(guards.leaves, example, strict=True)
+    ]  # fmt: skip
+
+
+def make_tensor(guard: TensorGuard, shape: tuple[int, ...], fill: Json, *, seed: int) -> torch.Tensor:
+    """One tensor; `fill` is "randn", "rand", "ones", "zeros" or {"randint": [low, high]} (high excluded)."""
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{guard.path} {seed}".encode()))
+    dtype = getattr(torch, guard.dtype)
+    match fill:
+        case {"randint": [low, high]}:
+            values = torch.randint(int(low), int(high), shape, generator=generator)
+        case "ones":
+            values = torch.ones(shape)
+        case "zeros":
+            values = torch.zeros(shape)
+        case "rand":
+            values = torch.rand(shape, generator=generator)
+        case _:
+            values = torch.randn(shape, generator=generator)
+    tensor = values.to(dtype)
+    if guard.layout == "channels_last" and tensor.numel():
+        strided = torch.empty_strided(shape, channels_last_strides(shape), dtype=dtype)
+        return strided.copy_(tensor)
+    return tensor
+
+
+def unflatten(tree: Any, leaves: list[Any]) -> Any:
+    """Arguments from a tree and its leaves (taken from the front); a class is imported by its name."""
+    match tree:
+        case ("tuple", *items):
+            return tuple(unflatten(item, leaves) for item in items)
+        case ("list", *items):
+            return [unflatten(item, leaves) for item in items]
+        case ("dict", keys, *items):
+            return {key: unflatten(item, leaves) for key, item in zip(keys, items, strict=True)}
+        case ("class", name, names, *items):
+            return import_class(name)(**{field: unflatten(item, leaves) for field, item in zip(names, items, strict=True)})
+    return leaves.pop(0)
+
+
+def import_class(name: str) -> Any:
+    """The class called `pkg.mod:Outer.Name`."""
+    import importlib
+
+    module, _, attribute = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found

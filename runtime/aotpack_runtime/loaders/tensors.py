@@ -1,0 +1,121 @@
+"""A weight set as torch tensors: one tensor a name, shared by every executable, replaced all at once.
+
+State (buffers that calls write) is a private copy for each session, shared by hits and fallbacks; whoever runs a
+call that may write it holds `state_lock`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aotpack_runtime.errors import MissingDependency, WeightsError
+from aotpack_runtime.format.index import WeightSet
+from aotpack_runtime.weights import StoredTensor, WeightsFile
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingDependency("torch", needed_for="torch entries", install="'aotpack-runtime[torch]'") from error
+
+
+class TorchWeights:
+    """Tensors by name. `lock` serialises binding an executable and replacing weights; calls never take it."""
+
+    def __init__(self, file: WeightsFile, weight_set: WeightSet) -> None:
+        self.set = weight_set
+        self.lock = threading.RLock()
+        self.state_lock = threading.RLock() if weight_set.state else None
+        self._executables: list[Callable[[], None]] = []
+        stored = {ref.tensor: _as_tensor(file[ref.tensor]) for ref in weight_set.weights.values()}
+        state = {weight_set.weights[name].tensor for name in weight_set.state}
+        shared = {key: tensor.clone() if key in state else tensor for key, tensor in stored.items()}
+        self.tensors: Mapping[str, torch.Tensor] = {
+            name: _reordered(shared[ref.tensor], ref.order) for name, ref in weight_set.weights.items()
+        }
+
+    def bind(self, rebind: Callable[[], None]) -> None:
+        """Call `rebind` now and after every replacement; it reads `tensors`. The caller holds `lock`."""
+        rebind()
+        self._executables.append(rebind)
+
+    def check(self, new: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The tensors that `new` would replace, names of tied weights included; WeightsError when it cannot be."""
+        replaced: dict[str, torch.Tensor] = {}
+        given: dict[str, str] = {}
+        for name, value in new.items():
+            ref = self.set.weights.get(name)
+            if ref is None:
+                raise WeightsError(unknown_weight(name, self.set.weights))
+            old = self.tensors[name]
+            if not isinstance(value, torch.Tensor):
+                raise WeightsError(f"{name}: expected a tensor, got {type(value).__name__}")
+            if value.shape != old.shape or value.dtype != old.dtype:
+                raise WeightsError(
+                    f"{name}: expected {old.dtype} {list(old.shape)}, got {value.dtype} {list(value.shape)}"
+                )
+            first = given.setdefault(ref.tensor, name)
+            if first != name and not torch.equal(new[first], value):
+                raise WeightsError(f"{first} and {name} are one tied tensor and were given different values")
+            if first == name:
+                fresh = torch.empty_like(old)
+                with torch.no_grad():
+                    fresh.copy_(value.detach())
+                for other, other_ref in self.set.weights.items():
+                    if other_ref.tensor == ref.tensor:
+                        replaced[other] = fresh
+        return replaced
+
+    def replace(self, replaced: Mapping[str, torch.Tensor]) -> None:
+        """Make `replaced` current in every executable; calls that run meanwhile see the old set or the new one whole."""
+        with self.lock, torch.inference_mode(False):
+            state = set(self.set.state)
+            with torch.no_grad():
+                for name in replaced.keys() & state:
+                    self.tensors[name].copy_(replaced[name])
+            self.tensors = {**self.tensors, **{name: new for name, new in replaced.items() if name not in state}}
+            for rebind in self._executables:
+                rebind()
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """A copy of the state, for `restore`."""
+        return {name: self.tensors[name].clone() for name in self.set.state}
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in state.items():
+                self.tensors[name].copy_(value)
+
+    def close(self) -> None:
+        self._executables.clear()
+        self.tensors = {}
+
+
+def unknown_weight(name: str, known: Mapping[str, object]) -> str:
+    near = difflib.get_close_matches(name, known, n=3)
+    return f"no weight {name!r}; " + (f"did you mean {', '.join(near)}?" if near else f"there are {len(known)} others")
+
+
+def size_tensor(size: int) -> torch.Tensor:
+    """A tensor without elements whose first dim is `size`."""
+    return torch.empty((size, 0))
+
+
+def _as_tensor(stored: StoredTensor) -> torch.Tensor:
+    dtype = getattr(torch, stored.dtype)
+    if not stored.data:
+        return torch.empty(stored.shape, dtype=dtype)
+    if stored.data.nbytes % dtype.itemsize or _address(stored.data) % dtype.itemsize:
+        return torch.frombuffer(bytearray(stored.data), dtype=dtype).view(stored.shape)
+    return torch.frombuffer(stored.data, dtype=dtype).view(stored.shape)
+
+
+def _address(data: memoryview) -> int:
+    return torch.frombuffer(data, dtype=torch.uint8).data_ptr()
+
+
+def _reordered(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+    """A tensor stored with its dims in `order`, seen in their own order again."""
+    return tensor if order is None else tensor.permute([order.index(axis) for axis in range(len(order))])

@@ -1,0 +1,109 @@
+"""What this host offers, found without importing torch, and every environment variable the runtime reads.
+
+| variable | meaning | default |
+|---|---|---|
+| AOTPACK_MODE | `strict`, `eager` or `jit`: what a miss does, over the manifest's `on_miss` | the manifest's |
+| AOTPACK_ALLOW | requirements not to check, comma separated: `torch`, `glibc`, `libstdcxx`, `cpu`, ... | none |
+| AOTPACK_CACHE_DIR | where archives unpack and the builder keeps its results | `~/.cache/aotpack` |
+| AOTPACK_CHECK | digests checked at load: `full`, `index` or `off` | `full` |
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A host as targets see it; the cached properties look when they are first asked."""
+
+    arch: str
+    devices: tuple[str, ...] = ("cpu",)
+
+    @cached_property
+    def cpu_flags(self) -> frozenset[str]:
+        """Feature flags of the first CPU in /proc/cpuinfo; empty where there is none."""
+        try:
+            text = Path("/proc/cpuinfo").read_text()
+        except OSError:
+            return frozenset()
+        match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
+        return frozenset(match[1].split()) if match else frozenset()
+
+    @cached_property
+    def torch(self) -> str | None:
+        """torch's version: of the imported module, else of the installed package's version.py."""
+        module = sys.modules.get("torch")
+        if module is not None:
+            return str(module.__version__)
+        spec = importlib.util.find_spec("torch")
+        if spec is None or not spec.submodule_search_locations:
+            return None
+        for folder in spec.submodule_search_locations:
+            try:
+                match = re.search(r"__version__ = '([^']+)'", Path(folder, "version.py").read_text())
+            except OSError:
+                continue
+            if match:
+                return match[1]
+        return None
+
+    @cached_property
+    def glibc(self) -> str | None:
+        try:
+            return (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")[2] or None
+        except (ValueError, OSError):
+            return None
+
+    @cached_property
+    def libstdcxx(self) -> str | None:
+        """Newest GLIBCXX symbol version: libstdc++.so.6.0.N defines GLIBCXX_3.4.N (gcc's ABI history)."""
+        for folder in _library_folders():
+            try:
+                real = os.path.realpath(os.path.join(folder, "libstdc++.so.6"), strict=True)
+            except OSError:
+                continue
+            match = re.search(r"\.so\.6\.0\.(\d+)$", real)
+            if match:
+                return f"3.4.{match[1]}"
+        return None
+
+    @cached_property
+    def python(self) -> str:
+        return f"cp{sys.version_info.major}{sys.version_info.minor}"
+
+
+def this_machine() -> Machine:
+    """This host. The file system is asked when a fact is first needed."""
+    return Machine(arch=platform.machine())
+
+
+def _library_folders() -> list[str]:
+    paths = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path]
+    prefix = os.path.join(sys.prefix, "lib")
+    triple = f"{platform.machine()}-linux-gnu"
+    return [*paths, prefix, f"/usr/lib/{triple}", f"/lib/{triple}", "/usr/lib64", "/lib64", "/usr/lib", "/usr/local/lib64"]
+
+
+def cache_dir() -> Path:
+    """AOTPACK_CACHE_DIR, else the user's cache folder, else a private folder for this uid under the temp folder."""
+    explicit = os.environ.get("AOTPACK_CACHE_DIR")
+    if explicit:
+        return Path(explicit)
+    home = os.environ.get("XDG_CACHE_HOME") or (os.path.join(os.environ["HOME"], ".cache") if os.environ.get("HOME") else "")
+    if home and os.access(os.path.dirname(home) if not os.path.isdir(home) else home, os.W_OK):
+        return Path(home, "aotpack")
+    return Path(tempfile.gettempdir(), f"aotpack-{os.getuid()}")
+
+
+def allowed_mismatches() -> frozenset[str]:
+    """Requirements that AOTPACK_ALLOW says not to check."""
+    return frozenset(word.strip() for word in os.environ.get("AOTPACK_ALLOW", "").split(",") if word.strip())

@@ -1,0 +1,277 @@
+"""The public door: `load` a bundle, call its entries, watch it, replace its weights, close it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from types import TracebackType
+from typing import Any, Literal
+
+from aotpack_runtime.bundle import Bundle, Check, open_bundle
+from aotpack_runtime.entry import Entry
+from aotpack_runtime.errors import AotpackError, SessionClosed, TargetMismatch, UnknownEntry, WeightsError
+from aotpack_runtime.fallbacks import POLICIES
+from aotpack_runtime.format import index
+from aotpack_runtime.format.index import Variant
+from aotpack_runtime.format.target import Machine
+from aotpack_runtime.loaders import WEIGHTS
+from aotpack_runtime.machine import allowed_mismatches, this_machine
+
+Mode = Literal["strict", "eager", "jit"]
+_POLICY_OF_MODE = {"strict": "error", "eager": "eager", "jit": "jit"}
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: str = "cpu",
+    mode: Mode | None = None,
+    source: Literal["auto", "never"] = "auto",
+    check: Check | None = None,
+    allow: Iterable[str] = (),
+    machine: Machine | None = None,
+) -> Session:
+    """Open the bundle at `path` (a folder or an archive) for `device`, after judging that it fits this host.
+
+    `mode` says what a miss does, over the manifest's `on_miss` and the variable AOTPACK_MODE: `strict` raises
+    GuardMiss, `eager` runs the bundle's program, `jit` as well (compiling behind the traffic is not in this version).
+    `source="never"` keeps the model's own source out of it. `check` is how much is hashed before it is used: `full`,
+    `index` or `off`. `allow` names requirements not to judge (`torch`, `cpu`, `glibc`, ...).
+
+    No library is opened and nothing is loaded yet: variants load at their first hit, or in `warmup`.
+    Raises BundleError when the bundle cannot be used, TargetMismatch when nothing in it can run here.
+    """
+    chosen = mode or os.environ.get("AOTPACK_MODE") or None
+    if chosen not in (None, *_POLICY_OF_MODE):
+        raise AotpackError(f"mode is {chosen!r}; expected strict, eager or jit")
+    if source not in ("auto", "never"):
+        raise AotpackError(f"source is {source!r}; expected auto or never")
+    bundle = open_bundle(path, check=check)
+    try:
+        return Session(
+            bundle,
+            device=device,
+            policy=_POLICY_OF_MODE[chosen] if chosen else None,
+            source=source,
+            machine=machine or this_machine(),
+            allow=frozenset(allow) | allowed_mismatches(),
+        )
+    except BaseException:
+        bundle.close()
+        raise
+
+
+class Session:
+    """A loaded bundle. `session["encoder"]` is a callable; a session is safe to use from many threads."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        device: str,
+        policy: str | None,
+        source: str,
+        machine: Machine,
+        allow: frozenset[str],
+    ) -> None:
+        self.bundle, self.device = bundle, device
+        self._weights: dict[str, Any] = {}
+        self._lock = threading.RLock()
+        self._closed = False
+        self._warm: set[str] = set()
+        self.verdict, self._skipped = judge(bundle.index, device, machine, allow, strict=policy == "error")
+        self._entries = {
+            name: self._open(record, policy or record.on_miss.get("policy", "eager"), source)
+            for name, record in bundle.index.entries.items()
+        }
+
+    def __getitem__(self, name: str) -> Entry:
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise UnknownEntry(name, list(self._entries)) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def warmup(self, tier: Literal["hot", "warm", "rare", "all"] = "hot") -> dict[str, float]:
+        """Load the variants of `tier` and run each once with made-up inputs; seconds by variant.
+
+        State that the model keeps is put back afterwards. What does not load is reported in `status`, not raised.
+        """
+        inputs = import_module("aotpack_runtime.loaders.inputs")
+        seconds: dict[str, float] = {}
+        for entry in self._entries.values():
+            for variant in entry.variants:
+                if tier not in ("all", variant.tier):
+                    continue
+                start = time.perf_counter()
+                self._run_once(entry, variant, inputs)
+                seconds[variant.id] = time.perf_counter() - start
+        self._warm.add(tier)
+        return seconds
+
+    def status(self) -> dict[str, Any]:
+        """A plain dict for a readiness probe and for people: nothing in it is a tensor, all of it is JSON.
+
+        `ready` is true when every hot variant that fits this host is loaded.
+        """
+        entries = {name: entry.counts() for name, entry in self._entries.items()}
+        hot = {v.id for entry in self._entries.values() for v in entry.variants if v.tier == "hot"}
+        loaded = {name for counts in entries.values() for name in counts["loaded"]}
+        index = self.bundle.index
+        return {
+            "bundle": {"name": index.name, "version": index.version, "digest": self.bundle.digest},
+            "device": self.device,
+            "verdict": self.verdict,
+            "ready": not self._closed and hot - self._set_aside(entries) <= loaded,
+            "hits": sum(counts["hits"] for counts in entries.values()),
+            "misses": sum(counts["misses"] for counts in entries.values()),
+            "errors": sum(counts["errors"] for counts in entries.values()),
+            "jit": {"available": False, "compiles": 0},
+            "entries": entries,
+        }
+
+    def update_weights(self, new: Mapping[str, Any]) -> None:
+        """Replace weights by name in every variant and fallback, all or nothing.
+
+        Tensors are copied; shapes and dtypes must be those of the bundle. A name may be given as `entry:name` when
+        entries hold different tensors of one name. Calls that run meanwhile see the old weights or the new ones,
+        never a mixture. WeightsError names what is wrong and nothing is changed.
+        """
+        with self._lock:
+            self._require_open()
+            chosen = self._sets_for(new)
+            checked = [(self._weight_set(name), self._weight_set(name).check(part)) for name, part in chosen.items()]
+            for weights, replaced in checked:
+                weights.replace(replaced)
+
+    def close(self) -> None:
+        """Let go of everything; calls raise SessionClosed from now on. Tensors that were returned stay valid."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for entry in self._entries.values():
+                entry.close()
+            for weights in self._weights.values():
+                weights.close()
+            self._weights.clear()
+            self.bundle.close()
+
+    # -----------------------------------------------------------------------------------------------------------
+
+    def _open(self, record: index.Entry, policy: str, source: str) -> Entry:
+        if record.operators or record.imports:
+            import_module("aotpack_runtime.loaders.operators").require(record)
+        skipped = [(variant.id, self._skipped[variant.id]) for variant in record.variants if variant.id in self._skipped]
+        return Entry(
+            record,
+            bundle=self.bundle,
+            device=self.device,
+            policy=policy if policy in POLICIES else "eager",
+            source_policy=source,
+            weights=self._weight_set,
+            variants=[variant for variant in record.variants if variant.id not in self._skipped],
+            programs=[program for program in record.programs if program.id not in self._skipped],
+            skipped=skipped,
+            torch_present=lambda: "torch" in sys.modules,
+        )
+
+    def _weight_set(self, name: str) -> Any:
+        """The weight set as tensors, mapped at its first use and shared by all that bind it."""
+        weights = self._weights.get(name)
+        if weights is None:
+            with self._lock:
+                self._require_open()
+                weights = self._weights.get(name)
+                if weights is None:
+                    module = import_module(WEIGHTS)
+                    record = self.bundle.index.weight_sets.get(name, index.WeightSet({}))
+                    file = self.bundle.weights() if record.weights else None
+                    weights = self._weights[name] = module.TorchWeights(file, record)
+        return weights
+
+    def _sets_for(self, new: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Weight set -> the part of `new` that it holds."""
+        owners: dict[str, set[str]] = {}
+        for entry in self._entries.values():
+            for variant in (*entry.variants, *entry.programs):
+                owners.setdefault(variant.weights, set()).add(entry.record.name)
+        sets = {name: self.bundle.index.weight_sets[name] for name in owners if name in self.bundle.index.weight_sets}
+        chosen: dict[str, dict[str, Any]] = {}
+        for given, value in new.items():
+            prefix, colon, rest = given.partition(":")
+            wanted = rest if colon else given
+            found = [n for n, item in sets.items() if wanted in item.weights and (not colon or prefix in owners[n])]
+            if not found:
+                known = {name: None for item in sets.values() for name in item.weights}
+                raise WeightsError(import_module(WEIGHTS).unknown_weight(given, known))
+            for name in found:
+                chosen.setdefault(name, {})[wanted] = value
+        return chosen
+
+    def _run_once(self, entry: Entry, variant: Variant, inputs: Any) -> None:
+        try:
+            serve = entry.serve_for(variant)
+        except AotpackError as error:
+            entry._set_aside(variant, error)
+            return
+        leaves = inputs.make_leaves(variant.guards, variant.example, entry.record.fills)
+        weights = self._weight_set(variant.weights)
+        if weights.state_lock is None:
+            serve(*leaves)
+            return
+        with weights.state_lock:
+            state = weights.snapshot()
+            try:
+                serve(*leaves)
+            finally:
+                weights.restore(state)
+
+    def _set_aside(self, entries: Mapping[str, Any]) -> set[str]:
+        return {name for counts in entries.values() for name in counts["skipped"]}
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SessionClosed("the session is closed", hint="load the bundle again")
+
+
+def judge(
+    bundle: index.Index, device: str, machine: Machine, allow: frozenset[str] = frozenset(), *, strict: bool = False
+) -> tuple[str, dict[str, str]]:
+    """("fits" or "fits with fallback", reason by variant that cannot run); TargetMismatch when an entry has nothing.
+
+    Looks at the index only: no library is opened. With `strict`, a program does not count, as a miss is an error.
+    """
+    kind = device.partition(":")[0]
+    skipped: dict[str, str] = {}
+    verdict = "fits"
+    for entry in bundle.entries.values():
+        for variant in (*entry.variants, *entry.programs):
+            reason = variant.target.reject(machine, allow)
+            if reason is None and variant.target.device != kind:
+                reason = f"is for {variant.target.device}, this session is for {device}"
+            elif reason and variant.target.device == kind and variant in entry.variants:
+                verdict = "fits with fallback"
+            if reason:
+                skipped[variant.id] = reason
+        usable = entry.variants if strict else (*entry.variants, *entry.programs)
+        if usable and all(variant.id in skipped for variant in usable):
+            raise TargetMismatch(f"entry {entry.name!r}", {variant.id: skipped[variant.id] for variant in usable})
+    if kind not in machine.devices:
+        raise TargetMismatch(f"device {device!r}", {device: f"no {kind.upper()} device on this host"})
+    return verdict, skipped
