@@ -29,16 +29,15 @@ from aotpack.compilers.exported import (
     explain_export,
 )
 from aotpack.compilers.flat import PREFIX, Shape
+from aotpack.compilers.modules import import_modules
 from aotpack.compilers.shapes import IntLeaf, LeafSpec, TensorLeaf, ValueLeaf, guards_of
 from aotpack.compilers.toolchain import needs_of_library
 from aotpack_runtime.errors import CompileError
 from aotpack_runtime.format.codec import dump_guards, parse_guards, parse_scalar
 from aotpack_runtime.format.guard import Guards, IntGuard, LeafGuard, Range, TensorGuard
 from aotpack_runtime.format.target import version
+from aotpack_runtime.loaders.programs import read_program
 from aotpack_runtime.store import Store
-
-REVISION = 1
-"""Part of every fingerprint: a change here that changes artifacts counts one up."""
 
 Json = Any
 Example = tuple[tuple[int, ...] | int | None, ...]
@@ -62,6 +61,7 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     CompileError says what the toolchain said.
     """
     variant, program = job["variant"], job["program"]
+    import_modules(job["imports"], Path(job["folder"]))
     leaves = [_parse_leaf(item) for item in program["leaves"]]
     dims: Dims = {name: tuple(bounds) for name, bounds in job["dims"].items()}
     guards = parse_guards(program["guards"])
@@ -112,7 +112,7 @@ class _Kept(torch.nn.Module):
 
 def _specialise(job: Mapping[str, Json], store: Store, leaves: Sequence[LeafSpec], dims: Dims) -> ExportedProgram:
     """The program traced again with the variant's sizes fixed and its ranges open."""
-    program = torch.export.load(store.object(job["program"]["file"]["sha256"]))
+    program = read_program(store.object(job["program"]["file"]["sha256"]))
     tied = job["program"]["tied"]
     zeros: dict[str, torch.Tensor] = {}
     for table in (program._state_dict, program._constants):
@@ -222,7 +222,8 @@ def _package(exported: ExportedProgram, job: Mapping[str, Json], folder: Path) -
 def _cpu_patches(cpu: Mapping[str, Json], folder: Path) -> Iterator[Any]:
     """Code for the named level, whatever the build machine has: torch would look at the machine and try compilers out.
 
-    Also maps the build folder out of the library, which is the one path that is left in it (torch 2.13).
+    Also maps the folder of all builds out of the library, the one path that is left in it (torch 2.13). Not the job's
+    own folder: the flags are part of the key under which torch keeps precompiled headers, which jobs share.
     """
     from torch._inductor import cpp_builder, cpu_vec_isa
 
@@ -237,7 +238,7 @@ def _cpu_patches(cpu: Mapping[str, Json], folder: Path) -> Iterator[Any]:
 
     def flags(*args: Any, **kwargs: Any) -> Any:
         cflags, ldflags = original(*args, **kwargs)
-        return [*cflags, f"ffile-prefix-map={folder}=/aotpack"], ldflags
+        return [*cflags, f"ffile-prefix-map={folder.parent}=/aotpack"], ldflags
 
     yield mock.patch.object(cpp_builder, "_get_optimization_cflags", flags)
 

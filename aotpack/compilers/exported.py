@@ -30,6 +30,7 @@ from aotpack.compilers.dependencies import dependencies, recording, source_modul
 from aotpack.compilers.flat import PREFIX, Flat, Shape, kept_results, outputs_of
 from aotpack.compilers.modules import (
     default_tree,
+    import_modules,
     is_training,
     load_source,
     named_tensors,
@@ -49,8 +50,6 @@ from aotpack_runtime.format.tree import Tree, paths
 from aotpack_runtime.loaders.inputs import make_leaves
 from aotpack_runtime.store import Store
 
-REVISION = 1
-"""Part of every fingerprint: a change here that changes programs or guards counts one up."""
 
 Json = Any
 Dims = Mapping[str, tuple[int, int | None, int]]
@@ -78,6 +77,7 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     """
     folder = Path(job["folder"])
     with recording() as recorder:
+        import_modules(job["imports"], folder)
         module = load_source(job["source"], job["args"], folder)
         session = _Session(job, module, folder)
         programs, of_variant = session.run()
@@ -597,6 +597,17 @@ def _resized(program: Program, sizes: Mapping[str, int]) -> tuple[tuple[int, ...
     )
 
 
+def _low_examples(program: Program) -> list[tuple[tuple[int, ...] | int | None, ...]]:
+    """The sizes a program was traced with, and its smallest: each open size alone, where the others stay."""
+    lows = {name: dim.low for name, dim in _named_sizes(program.guards) if isinstance(dim, Range)}
+    found = [program.example]
+    for name in _open_sizes(program.guards):
+        example = _resized(program, {name: lows[name]})
+        if example is not None and example not in found:
+            found.append(example)
+    return found
+
+
 def _with_low(guards: Guards, agreed: Sequence[str], size: int) -> Guards:
     """Guards whose open sizes begin at `size` where eager was found to agree, and above it where it was not."""
     tied = {name: form.text for name, form in _tied_sizes(guards).items()}
@@ -728,7 +739,10 @@ def _store_program(program: Program, session: _Session, store: Store) -> Json:
         "compiled_outputs": dump_outputs(program.compiled_outputs),
         "kept_results": kept_results(program.outputs, program.compiled_outputs),
         "constants": [list(pair) for pair in zip(placeholders, names, strict=True)],
-        "example": [list(item) if isinstance(item, tuple) else item for item in program.example],
+        "examples": [
+            [list(item) if isinstance(item, tuple) else item for item in example] for example in _low_examples(program)
+        ],
+        "torch": torch.__version__,
         "tied": session.tied,
         "leaves": [_dump_leaf(leaf) for leaf in program.shape.leaves],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 import traceback
@@ -38,6 +39,17 @@ def load_source(source: str, args: Mapping[str, Json], folder: Path) -> torch.nn
         raise SourceError(source, getattr(error, "problem", str(error))) from error
     except Exception as error:
         raise SourceError(source, f"raised {type(error).__name__}: {_line(error)}{user_place(error, folder)}") from error
+
+
+def import_modules(names: Sequence[str], folder: Path) -> None:
+    """Import modules that register operators, looked up in `folder` first; SourceError when one cannot be."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise SourceError(name, f"of `imports` cannot be imported: {type(error).__name__}: {_line(error)}") from error
 
 
 def parameters_of(module: torch.nn.Module, source: str) -> tuple[Parameter, ...]:

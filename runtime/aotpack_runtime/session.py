@@ -83,7 +83,7 @@ class Session:
         self._lock = threading.RLock()
         self._closed = False
         self._warm: set[str] = set()
-        self.verdict, self._skipped = judge(bundle.index, device, machine, allow, strict=policy == "error")
+        self.verdict, self.skipped = judge(bundle.index, device, machine, allow, strict=policy == "error")
         self._entries = {
             name: self._open(record, policy or record.on_miss.get("policy", "eager"), source)
             for name, record in bundle.index.entries.items()
@@ -177,7 +177,7 @@ class Session:
     def _open(self, record: index.Entry, policy: str, source: str) -> Entry:
         if record.operators or record.imports:
             import_module("aotpack_runtime.loaders.operators").require(record)
-        skipped = [(variant.id, self._skipped[variant.id]) for variant in record.variants if variant.id in self._skipped]
+        skipped = [(variant.id, self.skipped[variant.id]) for variant in record.variants if variant.id in self.skipped]
         return Entry(
             record,
             bundle=self.bundle,
@@ -185,8 +185,8 @@ class Session:
             policy=policy if policy in POLICIES else "eager",
             source_policy=source,
             weights=self._weight_set,
-            variants=[variant for variant in record.variants if variant.id not in self._skipped],
-            programs=[program for program in record.programs if program.id not in self._skipped],
+            variants=[variant for variant in record.variants if variant.id not in self.skipped],
+            programs=[program for program in record.programs if program.id not in self.skipped],
             skipped=skipped,
             torch_present=lambda: "torch" in sys.modules,
         )
@@ -230,7 +230,7 @@ class Session:
         except AotpackError as error:
             entry._set_aside(variant, error)
             return
-        leaves = inputs.make_leaves(variant.guards, variant.example, entry.record.fills)
+        leaves = inputs.make_leaves(variant.guards, variant.examples[0], entry.record.fills)
         weights = self._weight_set(variant.weights)
         if weights.state_lock is None:
             serve(*leaves)

@@ -33,6 +33,7 @@ FORMAT_VERSION = 1
 READS = (1,)
 
 Json = Any
+Example = tuple[tuple[int, ...] | int | None, ...]
 Tier = Literal["hot", "warm", "rare"]
 PARAMETER_KINDS = ("positional_only", "positional_or_keyword", "var_positional", "keyword_only", "var_keyword")
 
@@ -84,7 +85,8 @@ class Variant:
     """One compiled specialization of an entry.
 
     `constants` maps each constant the artifact asks for, in its order, to a name in the weight set `weights`.
-    `example` holds, for each leaf that is a tensor its shape, and an int for a symbolic int: a call that fits.
+    `examples` are calls that fit, the first for warm-up and all of them for verification: for each leaf the shape of a
+    tensor, the value of a symbolic int, or None.
     """
 
     id: str
@@ -96,7 +98,7 @@ class Variant:
     outputs: Outputs
     weights: str
     constants: tuple[tuple[str, str], ...]
-    example: tuple[tuple[int, ...] | int | None, ...]
+    examples: tuple[Example, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +240,7 @@ def dump_variant(variant: Variant) -> Json:
         "outputs": dump_outputs(variant.outputs),
         "weights": variant.weights,
         "constants": [list(pair) for pair in variant.constants],
-        "example": list(variant.example),
+        "examples": [list(example) for example in variant.examples],
     }
 
 
@@ -358,8 +360,12 @@ def parse_variant(value: Json) -> Variant:
         outputs=parse_outputs(value["outputs"]),
         weights=_text(value["weights"]),
         constants=tuple((_text(name), _text(weight)) for name, weight in value["constants"]),
-        example=tuple(tuple(item) if isinstance(item, list) else item for item in value["example"]),
+        examples=tuple(_parse_example(item) for item in value["examples"]),
     )
+
+
+def _parse_example(value: Json) -> Example:
+    return tuple(tuple(item) if isinstance(item, list) else item for item in value)
 
 
 def _parse_file(value: Json) -> File:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from aotpack_runtime.errors import ArtifactError, MissingDependency
+from aotpack_runtime.errors import MissingDependency
 from aotpack_runtime.format.index import Variant
+from aotpack_runtime.loaders.programs import read_program
 from aotpack_runtime.loaders.tensors import TorchWeights, size_tensor
 
 try:
@@ -23,11 +24,7 @@ class ExportedExecutable:
     """A loaded program. `run` may be called from many threads."""
 
     def __init__(self, variant: Variant, path: str, weights: TorchWeights) -> None:
-        try:
-            program = torch.export.load(path)
-        except Exception as error:
-            raise ArtifactError(variant.id, f"the exported program does not load: {error}") from error
-        self._graph = program.graph_module
+        self._graph = read_program(path).graph_module
         self._names = [name for _, name in variant.constants]
         self._weights = weights
         self._bound: tuple[Any, ...] = ()

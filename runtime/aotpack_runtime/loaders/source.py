@@ -30,6 +30,7 @@ class SourceExecutable:
 
     def __init__(self, entry: Entry, weights: TorchWeights) -> None:
         self._entry, self._weights = entry, weights
+        self.state_lock = weights.state_lock
         self._module = build_module(entry.source.text, entry.source.args)
         _check_files(entry)
         self._module.train(entry.training)

@@ -1,0 +1,7 @@
+"""`python -m aotpack`."""
+
+from __future__ import annotations
+
+from aotpack.cli import main
+
+main()

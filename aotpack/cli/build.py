@@ -1,0 +1,86 @@
+"""`aotpack build MANIFEST`: manifest to bundle; the last line of stdout is its path."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, note, result
+
+if TYPE_CHECKING:
+    from aotpack.build import Reporter
+
+SOME_FAILED = 5
+
+
+def command(
+    manifest: Path = typer.Argument(help="The manifest to build."),
+    out: Path | None = typer.Option(None, "-o", "--output", help="Folder, or FILE.aotpack for an archive. Default: dist/NAME-VERSION."),
+    jobs: int | None = typer.Option(None, "-j", "--jobs", min=1, envvar="AOTPACK_JOBS", help="Processes at a time. Default: one a CPU."),
+    only: str = typer.Option("*", "--only", metavar="GLOB", help="Build only variants or entries that match."),
+    target: str | None = typer.Option(None, "--target", metavar="NAME", help="Build for one target of the manifest."),
+    sets: list[str] = typer.Option([], "--set", metavar="K=V", help="Change a value of the manifest by its path."),
+    keep_going: bool = typer.Option(False, "--keep-going", help="Leave out what fails, and build the rest (exit code 5)."),
+    quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress."),
+    as_json: bool = JSON_OPTION,
+    debug: bool = DEBUG_OPTION,
+) -> int:
+    """Build a bundle: export, compile, verify against eager, pack. Example: aotpack build manifests/quickstart.yaml"""
+    from aotpack.build import build
+    from aotpack.manifest import read_manifest
+
+    start = time.perf_counter()
+    built = build(
+        read_manifest(manifest, sets), out, jobs=jobs, only=only, target=target, keep_going=keep_going,
+        reporter=None if quiet else _reporter(),
+    )  # fmt: skip
+    for name, reason in built.failures.items():
+        note(f"left out: {name}: {reason}")
+    if not quiet:
+        counts = ", ".join(f"{built.count(kind)} {word}" for kind, word in (("export", "exported"), ("aoti", "compiled"), ("verify", "verified")))
+        note(f"{counts} in {time.perf_counter() - start:.1f} s; sha256 {built.digest}")
+    value = {
+        "ok": not built.failures,
+        "path": str(built.path),
+        "digest": built.digest,
+        "exported": built.count("export"),
+        "compiled": built.count("aoti"),
+        "verified": dict(built.verified),
+        "failures": built.failures,
+        "seconds": round(time.perf_counter() - start, 3),
+    }
+    result(value, as_json=as_json, text=str(built.path))
+    return SOME_FAILED if built.failures else 0
+
+
+def _reporter() -> Reporter:
+    from aotpack.build import Reporter
+
+    class Lines(Reporter):
+        """One line a job on stderr, and on a terminal a line that says how many are left."""
+
+        def __init__(self) -> None:
+            self.total = self.count = 0
+            self.live = sys.stderr.isatty()
+
+        def begin(self, kind: str, total: int) -> None:
+            self.total, self.count = total, 0
+            self._status(kind)
+
+        def done(self, kind: str, name: str, seconds: float, problem: str | None) -> None:
+            self.count += 1
+            clear = "\r\x1b[K" if self.live else ""
+            word = "failed" if problem else {"export": "exported", "aoti": "compiled", "verify": "verified"}[kind]
+            note(f"{clear}[{self.count}/{max(self.total, self.count)}] {word} {name} ({seconds:.1f} s)")
+            if self.count < self.total:
+                self._status(kind)
+
+        def _status(self, kind: str) -> None:
+            if self.live:
+                print(f"\r\x1b[K{kind}: {self.count} of {self.total} done ...", end="", file=sys.stderr, flush=True)
+
+    return Lines()

@@ -1,0 +1,105 @@
+"""`aotpack explain BUNDLE ENTRY --shape x=8x128:float32`: which variant a call would hit, or why each was turned down."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, result
+
+if TYPE_CHECKING:
+    from aotpack_runtime.format.index import Entry
+    from aotpack_runtime.format.tensor import Call, Leaf
+
+_SHAPE = re.compile(r"(?P<path>[^=]+)=(?P<shape>scalar|\d+(x\d+)*):(?P<dtype>\w+)(:(?P<layout>channels_last))?")
+
+
+def command(
+    bundle: Path = typer.Argument(help="A bundle folder or archive."),
+    entry: str = typer.Argument(help="The entry that is called."),
+    shape: list[str] = typer.Option([], "--shape", metavar="ARG=8x128:float32", help="A tensor argument; `scalar` for no dims."),
+    value: list[str] = typer.Option([], "--value", metavar="ARG=JSON", help="Another argument, such as k=3 or flag=true."),
+    device: str = typer.Option("cpu", "--device", help="cpu or cuda."),
+    as_json: bool = JSON_OPTION,
+    debug: bool = DEBUG_OPTION,
+) -> None:
+    """Show which variant a call would hit, or the reason against each. Runs nothing and needs no torch."""
+    from aotpack_runtime.bundle import open_bundle
+    from aotpack_runtime.dispatch import Dispatcher, Hit
+    from aotpack_runtime.errors import UnknownEntry
+
+    opened = open_bundle(bundle)
+    opened.close()
+    record = opened.index.entries.get(entry)
+    if record is None:
+        raise UnknownEntry(entry, list(opened.index.entries))
+    variants = [variant for variant in record.variants if variant.target.device == device.partition(":")[0]]
+    call = _call(record, shape, value, device)
+    decision = Dispatcher(record.parameter_names, variants).choose(call)
+    if isinstance(decision, Hit):
+        result({"ok": True, "hit": decision.variant.id}, as_json=as_json, text=f"hit: {decision.variant.id}")
+        return
+    served = Dispatcher(record.parameter_names, record.programs).choose(call)
+    fallback = served.variant.id if isinstance(served, Hit) else None
+    lines = ["miss", *[f"  {name}: {reason}" for name, reason in decision.reasons.items()]]
+    lines.append(f"served by: {fallback or 'the source, where it can be imported'}")
+    result({"ok": True, "miss": decision.reasons, "fallback": fallback}, as_json=as_json, text="\n".join(lines))
+
+
+def _call(record: Entry, shapes: list[str], values: list[str], device: str) -> Call:
+    """The call that the options describe; arguments that are left out have their defaults."""
+    from aotpack_runtime.format.tensor import Call
+
+    given = {**dict(_tensor(text, device) for text in shapes), **dict(_scalar(text) for text in values)}
+    trees: list[Any] = []
+    leaves: list[Leaf] = []
+    for parameter in record.parameters:
+        own = {path: leaf for path, leaf in given.items() if re.fullmatch(re.escape(parameter.name) + r"(\W.*)?", path)}
+        if own:
+            tree = next(
+                (g.trees[record.parameters.index(parameter)] for g in (v.guards for v in (*record.variants, *record.programs))),
+                "*",
+            )
+            trees.append(tree if len(own) > 1 or parameter.name not in own else "*")
+            leaves += own.values()
+        elif parameter.default is not None:
+            trees.append(parameter.default.tree)
+            leaves += parameter.default.leaves
+        elif parameter.kind == "var_positional":
+            trees.append(("tuple",))
+        elif parameter.kind == "var_keyword":
+            trees.append(("dict", ()))
+        else:
+            raise typer.BadParameter(f"{record.name} needs the argument {parameter.name!r}: --shape {parameter.name}=8x128:float32")
+        given = {path: leaf for path, leaf in given.items() if path not in own}
+    if given:
+        names = ", ".join(record.parameter_names)
+        raise typer.BadParameter(f"{record.name} has no argument {next(iter(given))!r}; it has: {names}")
+    return Call(tuple(trees), tuple(leaves))
+
+
+def _tensor(text: str, device: str) -> tuple[str, Leaf]:
+    from aotpack_runtime.format.tensor import ITEMSIZE_BYTES, TensorMeta, channels_last_strides, contiguous_strides
+
+    match = _SHAPE.fullmatch(text)
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not ARG=8x128:float32")
+    if match["dtype"] not in ITEMSIZE_BYTES:
+        raise typer.BadParameter(f"{text!r}: unknown dtype {match['dtype']!r}; one of {', '.join(ITEMSIZE_BYTES)}")
+    shape = () if match["shape"] == "scalar" else tuple(int(size) for size in match["shape"].split("x"))
+    strides = channels_last_strides(shape) if match["layout"] else contiguous_strides(shape)
+    return match["path"], TensorMeta(match["dtype"], device, shape, strides)
+
+
+def _scalar(text: str) -> tuple[str, Leaf]:
+    path, equals, value = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"{text!r} is not ARG=JSON")
+    try:
+        return path, json.loads(value)
+    except ValueError:
+        return path, value

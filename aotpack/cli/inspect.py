@@ -1,0 +1,79 @@
+"""`aotpack inspect BUNDLE`: what is in a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, result, size_text
+
+
+def command(
+    bundle: Path = typer.Argument(help="A bundle folder or archive."),
+    as_json: bool = JSON_OPTION,
+    debug: bool = DEBUG_OPTION,
+) -> None:
+    """Show entries, variants with their guards in words, sizes, versions and digests. Needs no torch."""
+    from aotpack_runtime.bundle import open_bundle
+
+    opened = open_bundle(bundle)
+    value = _value(opened)
+    opened.close()
+    result(value, as_json=as_json, text=_text(value))
+
+
+def _value(bundle: Any) -> dict[str, Any]:
+    index = bundle.index
+    entries = {}
+    for name, entry in index.entries.items():
+        entries[name] = {
+            "parameters": list(entry.parameter_names),
+            "source": entry.source.text,
+            "on_miss": dict(entry.on_miss),
+            "training": entry.training,
+            "variants": [_variant(variant) for variant in entry.variants],
+            "programs": [_variant(program) for program in entry.programs],
+        }
+    weights = index.weights_file
+    return {
+        "ok": True,
+        "name": index.name,
+        "version": index.version,
+        "labels": dict(index.labels),
+        "digest": bundle.digest,
+        "provenance": dict(index.provenance),
+        "requires": dict(index.requires),
+        "weights": None if weights is None else {"sha256": weights.digest, "bytes": weights.size_bytes},
+        "bytes": sum(file.size_bytes for file in index.members().values()),
+        "entries": entries,
+    }
+
+
+def _variant(variant: Any) -> dict[str, Any]:
+    return {
+        "id": variant.id,
+        "tier": variant.tier,
+        "kind": variant.artifact.kind,
+        "sha256": variant.artifact.digest,
+        "bytes": variant.artifact.size_bytes,
+        "needs": {"device": variant.target.device, **variant.target.needs},
+        "guards": variant.guards.words(),
+    }
+
+
+def _text(value: dict[str, Any]) -> str:
+    lines = [
+        f"{value['name']} {value['version']}  {size_text(value['bytes'])}  sha256 {value['digest']}",
+        "built with " + ", ".join(f"{name} {text}" for name, text in sorted(value["provenance"]["tools"].items())),
+    ]
+    if value["weights"]:
+        lines.append(f"weights {size_text(value['weights']['bytes'])}, once for all variants")
+    for name, entry in value["entries"].items():
+        lines.append(f"\n{name}({', '.join(entry['parameters'])})  from {entry['source']}, on a miss: {entry['on_miss'].get('policy')}")
+        for variant in [*entry["variants"], *entry["programs"]]:
+            needs = ", ".join(f"{key} {text}" for key, text in sorted(variant["needs"].items()))
+            lines.append(f"  {variant['id']}  {variant['kind']}, {variant['tier']}, {size_text(variant['bytes'])}, needs {needs}")
+            lines += [f"      {words}" for words in variant["guards"]]
+    return "\n".join(lines)

@@ -1,0 +1,37 @@
+"""`aotpack verify BUNDLE`: digests, then every variant against eager within the manifest's tolerance."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, note, result, table
+
+
+def command(
+    bundle: Path = typer.Argument(help="A bundle folder or archive."),
+    source: Path = typer.Option(Path(), "--source", help="Folder in which the model's source is looked up first."),
+    as_json: bool = JSON_OPTION,
+    debug: bool = DEBUG_OPTION,
+) -> int:
+    """Check every digest and run every variant against eager: the source where it can be imported, else the bundle's program."""
+    from aotpack.verify import verify_bundle
+
+    seen, skipped = verify_bundle(str(bundle), source, lambda name: note(f"verifying {name}"))
+    rows = []
+    for name, found in seen.items():
+        if isinstance(found, str):
+            rows.append((name, "FAILED", found))
+        else:
+            values = f"largest error {found.largest_error:.2g}" if found.compared_values else "random: values not compared"
+            rows.append((name, "ok", f"{found.cases} cases against {found.reference}, {values}"))
+    rows += [(name, "skipped", reason) for name, reason in skipped.items()]
+    failed = [name for name, word, _ in rows if word != "ok"]
+    value = {"ok": not failed, "variants": {name: {"verdict": word, "detail": detail} for name, word, detail in rows}}
+    result(value, as_json=as_json, text=table(rows, ("variant", "verdict", "detail")))
+    sys.stdout.flush()
+    if any(word == "FAILED" for _, word, _ in rows):
+        return 1
+    return 6 if failed else 0

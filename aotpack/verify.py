@@ -1,0 +1,225 @@
+"""Is every variant of a bundle what eager is? Asked through the public runtime, against the model's own source.
+
+Each variant and program is run at every example the index has for it (opt, min, max, and 0, 1 and 2 where they are
+inside) and compared with the model constructed anew: values within the tolerance, containers, types, dtypes, shapes,
+what was written to the arguments and to the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from aotpack.compilers.compare import difference, largest_error
+from aotpack.compilers.modules import load_source, named_tensors, own_dense_weights
+from aotpack_runtime import Entry as LoadedEntry
+from aotpack_runtime import Session, load
+from aotpack_runtime.arguments import describe
+from aotpack_runtime.dispatch import Dispatcher, Miss
+from aotpack_runtime.errors import AotpackError, CompileError, SourceError
+from aotpack_runtime.fallbacks.source import split_arguments
+from aotpack_runtime.format.index import Entry, Example, Variant
+from aotpack_runtime.loaders.inputs import make_leaves, unflatten
+from aotpack_runtime.loaders.source import select_outputs
+from aotpack_runtime.store import Store
+
+Json = Any
+State = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was seen of one variant: cases run, the largest absolute difference, and what it was compared with."""
+
+    cases: int
+    largest_error: float
+    compared_values: bool
+    reference: str
+
+
+def compile(job: Mapping[str, Json], store: Store) -> Json:
+    """The builder's job: verify one variant of a staged bundle. CompileError says how it differs."""
+    return asdict(Bundle.opened(job["bundle"], Path(job["folder"])).verify(job["entry"], job["variant"]))
+
+
+class Bundle:
+    """A bundle open for verification, with the reference model of each entry."""
+
+    _open: dict[str, Bundle] = {}
+
+    def __init__(self, path: str, folder: Path, *, need_source: bool = True) -> None:
+        self.session: Session = load(path, mode="eager", source="never")
+        self._folder, self._need_source = folder, need_source
+        self._references: dict[str, Reference] = {}
+
+    @classmethod
+    def opened(cls, path: str, folder: Path) -> Bundle:
+        """The bundle at `path`, opened once in this process."""
+        if path not in cls._open:
+            cls._open[path] = cls(path, folder)
+        return cls._open[path]
+
+    def verify(self, entry_name: str, variant_id: str) -> Verified:
+        """Compare one variant or program at all its examples; CompileError with the first difference."""
+        entry = self.session[entry_name]
+        variant = next(v for v in (*entry.variants, *entry.programs) if v.id == variant_id)
+        reference = self.reference(entry.record, variant.weights)
+        settings = entry.record.verify
+        random = bool(settings.get("random"))
+        serve = entry.serve_for(variant)
+        weights = self.session._weight_set(variant.weights)
+        worst, cases = 0.0, 0
+        for seed, example in _cases(variant, int(settings.get("samples", 3))):
+            leaves = make_leaves(variant.guards, example, entry.record.fills, seed=seed)
+            before = weights.snapshot()
+            wanted, wrote = reference.run(variant, [_copy(leaf) for leaf in leaves], before)
+            mine = [_copy(leaf) for leaf in leaves]
+            torch.manual_seed(0)
+            with torch.no_grad():
+                found = serve(*mine)
+            for what, a, b in (
+                ("", wanted, found),
+                ("its arguments afterwards: ", wrote[0], mine),
+                ("its state afterwards: ", wrote[1], weights.snapshot()),
+            ):
+                problem = difference(a, b, rtol=settings["rtol"], atol=settings["atol"], values=not random)
+                if problem:
+                    sizes = [size for size in example if size is not None]
+                    raise CompileError(variant_id, f"disagrees with {reference.name} at sizes {sizes}: {what}{problem}")
+            worst = max(worst, 0.0 if random else largest_error(wanted, found))
+            weights.restore(before)
+            cases += 1
+        return Verified(cases, worst, not random, reference.name)
+
+    def reference(self, entry: Entry, weight_set: str) -> Reference:
+        """Eager for an entry: its source, else (where a bundle is verified far from it) its exported program."""
+        if entry.name not in self._references:
+            try:
+                made: Reference = _Source(entry, self._folder, self.session, weight_set)
+            except SourceError:
+                if self._need_source:
+                    raise
+                made = _Program(self.session[entry.name])
+            self._references[entry.name] = made
+        return self._references[entry.name]
+
+
+class Reference(Protocol):
+    """What variants are compared with; `name` says what it is."""
+
+    name: str
+
+    def run(self, variant: Variant, leaves: list[Any], state: State) -> tuple[Any, tuple[list[Any], State]]:
+        """(result, (leaves afterwards, state afterwards)), begun from `state`."""
+        ...
+
+
+class _Program:
+    """The widest program of the bundle that takes the call, with the bundle's weights and state."""
+
+    name = "the bundle's exported program"
+
+    def __init__(self, entry: LoadedEntry) -> None:
+        self._entry = entry
+
+    def run(self, variant: Variant, leaves: list[Any], state: State) -> tuple[Any, tuple[list[Any], State]]:
+        weights = self._entry.weights(variant.weights)
+        trees = variant.guards.trees
+        decision = Dispatcher(self._entry.record.parameter_names, self._entry.programs).choose(
+            describe(trees, leaves, self._entry.device)
+        )
+        if isinstance(decision, Miss):
+            raise CompileError(variant.id, f"no program of the bundle takes these sizes: {decision}")
+        torch.manual_seed(0)
+        with torch.no_grad():
+            result = self._entry.serve_for(decision.variant)(*leaves)
+        after = weights.snapshot()
+        weights.restore(state)
+        return result, (leaves, after)
+
+
+class _Source:
+    """The model constructed from its source."""
+
+    name = "eager"
+
+    def __init__(self, entry: Entry, folder: Path, session: Session, weight_set: str) -> None:
+        self._entry = entry
+        module = load_source(entry.source.text, entry.source.args, folder)
+        dtype = session.bundle.index.weight_sets[weight_set].dtype if weight_set else ""
+        if dtype:
+            module.to(getattr(torch, dtype))
+        own_dense_weights(module)
+        module.train(entry.training)
+        self._module = module
+        self._check_weights(session, weight_set)
+
+    def run(self, variant: Variant, leaves: list[Any], state: State) -> tuple[Any, tuple[list[Any], State]]:
+        tensors = named_tensors(self._module)
+        with torch.no_grad():
+            for name, value in state.items():
+                tensors[name].copy_(value)
+            rest = list(leaves)
+            values = [unflatten(tree, rest) for tree in variant.guards.trees]
+            args, kwargs = split_arguments(self._entry.parameters, values)
+            torch.manual_seed(0)
+            try:
+                result = select_outputs(self._module(*args, **kwargs), self._entry.output_names)
+            except Exception as error:
+                raise CompileError(variant.id, f"eager itself fails at these sizes: {type(error).__name__}: {error}") from error
+            tensors = named_tensors(self._module)
+            return result, (leaves, {name: tensors[name].clone() for name in state})
+
+    def _check_weights(self, session: Session, weight_set: str) -> None:
+        """The bundle must hold the weights that the source constructs, bit for bit."""
+        stored = session._weight_set(weight_set).tensors
+        for name, tensor in named_tensors(self._module).items():
+            found = stored.get(name)
+            if found is None:
+                raise CompileError(self._entry.name, f"the weight {name!r} of its source is not in the bundle")
+            same = found.shape == tensor.shape and found.dtype == tensor.dtype
+            if not same or not torch.equal(_bits(found), _bits(tensor)):
+                raise CompileError(
+                    self._entry.name,
+                    f"its source gives another {name!r} each time it is constructed",
+                    hint="draw random weights from torch.manual_seed(...)",
+                )
+
+
+def verify_bundle(
+    path: str, folder: Path, report: Callable[[str], None] = lambda name: None
+) -> tuple[dict[str, Verified | str], dict[str, str]]:
+    """What was seen of each variant, or in words what is wrong with it; and which do not fit this host, and why.
+
+    Digests are checked first: BundleError when a member changed. The source is looked up in `folder` first.
+    """
+    bundle = Bundle(path, folder.absolute(), need_source=False)
+    bundle.session.bundle.verify()
+    seen: dict[str, Verified | str] = {}
+    for name in bundle.session:
+        entry = bundle.session[name]
+        for variant in (*entry.variants, *entry.programs):
+            report(variant.id)
+            try:
+                seen[variant.id] = bundle.verify(name, variant.id)
+            except AotpackError as error:
+                seen[variant.id] = str(error)
+    return seen, dict(bundle.session.skipped)
+
+
+def _cases(variant: Variant, samples: int) -> list[tuple[int, Example]]:
+    """(seed, sizes): every example once, and the first, its opt, with further inputs up to `samples` in all."""
+    cases = [(seed, example) for seed, example in enumerate(variant.examples)]
+    return cases + [(seed, variant.examples[0]) for seed in range(len(cases), samples)]
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,147 @@
+"""A pool of builder processes: each takes one job at a time, and a job that kills its process fails alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from aotpack_runtime import errors
+from aotpack_runtime.errors import AotpackError, CompileError
+from aotpack_runtime.store import Store
+
+Json = Any
+LOG_TAIL_CHARACTERS = 4000
+
+
+class Workers:
+    """`count` processes, started when they are first needed and reused for jobs of any kind.
+
+    `submit` gives a future of the job's result; it raises what the job raised, or CompileError when its process died.
+    """
+
+    def __init__(self, store: Store, count: int) -> None:
+        self._store, self._pool = store, ThreadPoolExecutor(count)
+        self._local = threading.local()
+        self._all: list[_Process] = []
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._stop()
+        self._pool.shutdown()
+        self._stop()
+
+    def submit(self, job: Mapping[str, Json], *, fresh: bool = False) -> Future[Json]:
+        """Run `job`; `fresh` in a process that has run nothing else."""
+        return self._pool.submit(self._run, job, fresh)
+
+    def _run(self, job: Mapping[str, Json], fresh: bool) -> Json:
+        process = None if fresh else getattr(self._local, "process", None)
+        if process is None or not process.alive:
+            process = _Process(self._store)
+            with self._lock:
+                self._all.append(process)
+        try:
+            return process.run(job)
+        finally:
+            if fresh:
+                process.stop()
+            else:
+                self._local.process = process
+
+    def _stop(self) -> None:
+        with self._lock:
+            for process in self._all:
+                process.stop()
+            self._all.clear()
+
+
+class _Process:
+    """One worker with its pipes and its log."""
+
+    def __init__(self, store: Store) -> None:
+        scratch = store.root / "build" / "tmp"  # one place for all jobs: torch keeps precompiled headers in TMPDIR
+        scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._log = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "aotpack.worker", str(store.root)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
+            env={**os.environ, "TMPDIR": str(scratch), "PYTHONHASHSEED": "0"},
+            start_new_session=True,
+        )  # fmt: skip
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def run(self, job: Mapping[str, Json]) -> Json:
+        start = self._log_position()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(job) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except (OSError, ValueError):
+            line = ""
+        name = str(job.get("variant") or job.get("entry"))
+        if not line:
+            raise CompileError(name, f"its process died: {self._death()}", log=self._log_since(start))
+        answer = json.loads(line)
+        if "error" in answer:
+            raise _rebuilt(answer["error"], name, self._log_since(start))
+        return answer["result"]
+
+    def stop(self) -> None:
+        if self.alive:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._log):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    pass
+
+    def _death(self) -> str:
+        status = self._process.wait()
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}"
+        return f"exit status {status}"
+
+    def _log_position(self) -> int:
+        return os.fstat(self._log.fileno()).st_size
+
+    def _log_since(self, start: int) -> str:
+        size = os.fstat(self._log.fileno()).st_size
+        start = max(start, size - LOG_TAIL_CHARACTERS)
+        return os.pread(self._log.fileno(), size - start, start).decode(errors="replace")
+
+
+def _rebuilt(record: Mapping[str, str], name: str, log: str) -> AotpackError:
+    """An error of the worker, raised here with its own type's exit code."""
+    kind = getattr(errors, record["type"], CompileError)
+    error = CompileError(name, record["message"], hint=record["hint"], log=log)
+    error.message = record["message"]
+    error.exit_code = kind.exit_code
+    return error
+
+
+Report = Callable[[str, str, float], None]
+"""Called with (what happened, to which job, seconds)."""

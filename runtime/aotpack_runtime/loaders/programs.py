@@ -1,0 +1,63 @@
+"""Read an exported program without weights, and without unpickling anything.
+
+The file is what `torch.export.save` writes, and `torch.export.load` reads it; but that may unpickle example inputs and
+weights. A bundle's programs have neither, so only the program's own JSON is read here and its weights stand in as meta
+tensors. `torch._export.serde` is private: `read_program` names the torch version when it has moved.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from aotpack_runtime.errors import ArtifactError
+
+MEMBER = "program/models/model.json"
+
+
+def read_program(path: str | Path) -> ExportedProgram:
+    """The program at `path`, its weights as meta tensors; ArtifactError when torch cannot read it."""
+    try:
+        from torch._export.serde.serialize import SerializedArtifact, deserialize
+
+        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+            text = archive.read(MEMBER)
+        state, constants = _meta_weights(json.loads(text))
+        return deserialize(SerializedArtifact(text, state, constants, b""))  # type: ignore[arg-type]
+    except Exception as error:
+        raise ArtifactError(
+            Path(path).name, f"torch {torch.__version__} cannot read this exported program: {error}"
+        ) from error
+
+
+def _meta_weights(program: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Meta tensors for parameters and persistent buffers, and for the others, by the names the signature gives."""
+    from torch._export.serde.schema import ScalarType
+    from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE
+
+    module = program["graph_module"]
+    values = module["graph"]["tensor_values"]
+    state: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
+
+    def meta(argument: Any) -> torch.Tensor:
+        value = values[argument["name"]]
+        sizes = [size["as_int"] for size in value["sizes"]]
+        strides = [stride["as_int"] for stride in value["strides"]]
+        dtype = _SERIALIZE_TO_TORCH_DTYPE[ScalarType(value["dtype"])]
+        return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+
+    for spec in module["signature"]["input_specs"]:
+        match spec:
+            case {"parameter": {"arg": argument, "parameter_name": name}}:
+                state[name] = torch.nn.Parameter(meta(argument), requires_grad=False)
+            case {"buffer": {"arg": argument, "buffer_name": name, "persistent": persistent}}:
+                (state if persistent else constants)[name] = meta(argument)
+            case {"tensor_constant": {"arg": argument, "tensor_constant_name": name}}:
+                constants[name] = meta(argument)
+    return state, constants

@@ -1,0 +1,1 @@
+"""Makers and fakes that tests share."""
