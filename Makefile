@@ -59,5 +59,5 @@ $(READY): pyproject.toml runtime/pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist bench/out
+	rm -rf $(VENV) .test-cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist bench/out
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -20,7 +20,10 @@ Serve = Callable[..., object]
 
 
 class Executable(Protocol):
-    """A loaded artifact: `run` takes and returns flat lists of tensors, `size_tensor(n)` stands for a symbolic int."""
+    """A loaded artifact: `run` takes and returns flat lists of tensors, `size_tensor(n)` stands for a symbolic int.
+
+    `run` is looked up at each call: an executable may replace it by another way to run.
+    """
 
     @property
     def run(self) -> Callable[[list[Any]], Any]: ...
@@ -42,7 +45,7 @@ def assemble(variant: Variant, executable: Executable, *, tick: Callable[[], obj
     lines += ["    _tick()", f"    return {writer.result_text()}"]
     arguments = ", ".join(f"a{position}" for position in range(len(variant.guards.leaves)))
     text = "\n".join([f"def serve({arguments}):", *lines])
-    scope: dict[str, Any] = {**writer.scope, "_run": executable.run, "_tick": tick, "_lock": lock}
+    scope: dict[str, Any] = {**writer.scope, "_executable": executable, "_tick": tick, "_lock": lock}
     exec(compile(text, f"<aotpack variant {variant.artifact.digest[:12]}>", "exec"), scope)  # noqa: S102 - see above
     function: Serve = scope["serve"]
     return function
@@ -75,7 +78,7 @@ class _Writer:
                 inputs.append(f"a{position}")
             elif isinstance(guard, IntGuard):
                 inputs.append(f"_size_tensor(a{position})")
-        return f"_run([{', '.join(inputs)}])"
+        return f"_executable.run([{', '.join(inputs)}])"
 
     def result_text(self) -> str:
         leaves = iter(self.variant.outputs.leaves)

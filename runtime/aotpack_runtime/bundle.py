@@ -18,7 +18,7 @@ from aotpack_runtime.errors import BundleError, DigestMismatch, MalformedBundle
 from aotpack_runtime.format import layout
 from aotpack_runtime.format.fingerprint import digest
 from aotpack_runtime.format.index import File, Index, Variant, parse
-from aotpack_runtime.weights import WeightsFile
+from aotpack_runtime.weights import WeightsFile, map_weights
 
 Check = Literal["full", "index", "off"]
 MAX_OPEN_FILES = 512
@@ -64,7 +64,7 @@ class Bundle:
             member = layout.weights(self.index.weights_file.digest)
             descriptor = self._open(member)
             self._verify(member, descriptor)
-            self._weights = WeightsFile(descriptor, member)
+            self._weights = map_weights(descriptor, member)
         return self._weights
 
     def verify(self, progress: Callable[[str], None] = lambda member: None) -> None:

@@ -156,8 +156,8 @@ class Session:
             self._require_open()
             chosen = self._sets_for(new)
             checked = [(self._weight_set(name), self._weight_set(name).check(part)) for name, part in chosen.items()]
-            for weights, replaced in checked:
-                weights.replace(replaced)
+            for weights, values in checked:
+                weights.replace(values)
 
     def close(self) -> None:
         """Let go of everything; calls raise SessionClosed from now on. Tensors that were returned stay valid."""

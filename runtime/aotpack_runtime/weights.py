@@ -35,6 +35,22 @@ class StoredTensor:
     data: memoryview
 
 
+_mapped: dict[tuple[int, int, int, str], WeightsFile] = {}
+
+
+def map_weights(fd: int, member: str) -> WeightsFile:
+    """The weights file behind `fd`, mapped once in this process however often it is opened.
+
+    It stays mapped: a package keeps every tensor that it was bound to until the process ends (torch 2.13), so a mapping
+    for each session would only add up.
+    """
+    status = os.fstat(fd)
+    key = (status.st_dev, status.st_ino, status.st_size, member)
+    if key not in _mapped:
+        _mapped[key] = WeightsFile(fd, member)
+    return _mapped[key]
+
+
 class WeightsFile:
     """A mapped safetensors file. Tensors made from it keep the mapping alive; there is nothing to close."""
 

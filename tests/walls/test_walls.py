@@ -74,13 +74,13 @@ def environment(repo: Path, **variables: str) -> dict[str, str]:
 
 def test_imports_go_down_only(repo: Path) -> None:
     linter = Path(sys.executable).with_name("lint-imports")
-    command = [linter, "--no-logo", "--no-cache"]
+    command = [str(linter), "--no-logo", "--no-cache"]
     done = subprocess.run(command, cwd=repo, env=environment(repo), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_room_of_the_serve_side_opens_without_heavy_packages(repo: Path) -> None:
-    """All modules but loaders import with the standard library alone; a loader that needs torch says so in our words."""
+    """All modules but loaders import with the standard library alone; a loader without torch says what is missing."""
     code = """
 import json, pkgutil
 from importlib import import_module
@@ -137,7 +137,9 @@ def test_the_public_names_are_those_of_the_contract() -> None:
 
 
 def test_dir_and_star_import_give_the_public_names(repo: Path) -> None:
-    code = "from aotpack_runtime import *; import aotpack_runtime as r; print(set(r.__all__) <= set(dir(r)) & set(dir()))"
+    code = (
+        "from aotpack_runtime import *; import aotpack_runtime as r; print(set(r.__all__) <= set(dir(r)) & set(dir()))"
+    )
     assert python(code, repo) == "True\n"
 
 
@@ -197,8 +199,8 @@ def test_both_distributions_have_one_version(repo: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("project", "package"), [("runtime", "aotpack_runtime"), (".", "aotpack")])
 def test_a_wheel_holds_its_package_and_nothing_else(project: str, package: str, repo: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path]
-    subprocess.run([*command, repo / project], check=True)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
+    subprocess.run([*command, str(repo / project)], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name == f"{package}-{aotpack_runtime.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:

@@ -8,11 +8,13 @@ the fallback serves.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from aotpack_runtime.errors import ArtifactError, MissingDependency
 from aotpack_runtime.format.index import Variant
+from aotpack_runtime.loaders.container import Container
 from aotpack_runtime.loaders.tensors import TorchWeights, size_tensor
 
 try:
@@ -25,9 +27,15 @@ RUNNER_GATE = ((2, 11), (2, 15))
 
 LIBRARY = "model.so"
 
+GIL_LIMIT_NS = 200_000
+"""A call that takes longer than this is made without the GIL: ten times what leaving it costs, and less than a thread
+switch is noticed."""
+QUICK_CALLS = 8
+"""Calls of a variant of fixed sizes that must all be quick before they are no longer timed."""
+
 
 class AotiExecutable:
-    """A loaded package. `run` is the runner's own method: it lets go of the GIL and may be called from many threads."""
+    """A loaded package. `run` may be called from many threads; it is replaced once it is known how long calls take."""
 
     def __init__(self, variant: Variant, path: str, weights: TorchWeights, *, concurrency: int) -> None:
         runner_class = _runner_class()
@@ -35,13 +43,39 @@ class AotiExecutable:
             self._runner = runner_class(path, concurrency)
         except Exception as error:
             raise ArtifactError(variant.id, _words(error), hint=_hint(error, path)) from error
+        self._variant, self._path, self._concurrency = variant, path, concurrency
         self._constants = dict(variant.constants)
         self._weights = weights
         self._check_constants(variant)
-        self.run: Callable[[list[Any]], Any] = self._runner.run
         self._bound = False
+        self._container: Container | None = None
+        self._quick = 0
+        # Operators without a C shim call back into torch, and perhaps Python, which the runner knows how to do.
+        self._may_leave = variant.artifact.files.keys() == {LIBRARY}
+        self.run: Callable[[list[Any]], Any] = self._timed if self._may_leave else self._runner.run
         with weights.lock:
             weights.bind(self._rebind)
+
+    def _timed(self, inputs: list[Any]) -> Any:
+        """Run with the GIL, and see how long that was: the first call that takes long is the last that holds it."""
+        start = time.perf_counter_ns()
+        results = self._runner.run(inputs)
+        if time.perf_counter_ns() - start > GIL_LIMIT_NS:
+            self._leave_gil()
+        elif self._variant.guards.static:
+            self._quick += 1
+            if self._quick >= QUICK_CALLS:
+                self.run = self._runner.run
+        return results
+
+    def _leave_gil(self) -> None:
+        with self._weights.lock:
+            if self._container is None:
+                container = Container.open(self._path, self._variant.id, self._concurrency)
+                if container is not None:
+                    container.bind(self._tensors())
+                self._container = container
+        self.run = self._container.run if self._container is not None else self._runner.run
 
     def size_tensor(self, size: int) -> torch.Tensor:
         return size_tensor(size)
@@ -53,15 +87,20 @@ class AotiExecutable:
         if missing:
             raise ArtifactError(variant.id, f"asks for constants the index does not name: {', '.join(missing[:5])}")
 
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {constant: self._weights.tensors[name] for constant, name in self._constants.items()}
+
     def _rebind(self) -> None:
         """Bind the current weights without a copy. The first time there is nothing to swap; later the other buffer is
         filled and swapped in, which waits for running calls, so that a call sees one set whole."""
-        tensors = {constant: self._weights.tensors[name] for constant, name in self._constants.items()}
+        tensors = self._tensors()
         if tensors:
             self._runner.update_constant_buffer(tensors, self._bound, True, True)
             if self._bound:
                 self._runner.swap_constant_buffer()
-        self._held, self._bound = tensors, True
+            if self._container is not None:
+                self._container.bind(tensors)
+        self._bound = True
 
 
 def load(variant: Variant, files: Mapping[str, str], weights: TorchWeights) -> AotiExecutable:

@@ -36,7 +36,11 @@ class ExportedExecutable:
         return size_tensor(size)
 
     def _run(self, inputs: list[Any]) -> Any:
-        return self._graph(*self._bound, *inputs)
+        generation = self._weights.gate.enter()
+        try:
+            return self._graph(*self._bound, *inputs)
+        finally:
+            self._weights.gate.leave(generation)
 
     def _rebind(self) -> None:
         self._bound = tuple(self._weights.tensors[name] for name in self._names)

@@ -40,9 +40,13 @@ class SourceExecutable:
             weights.bind(self._rebind)
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object:
-        module = self._module
-        result = module(*args, **kwargs)
-        self._keep_state(module)
+        generation = self._weights.gate.enter()
+        try:
+            module = self._module
+            result = module(*args, **kwargs)
+            self._keep_state(module)
+        finally:
+            self._weights.gate.leave(generation)
         return select_outputs(result, self._entry.output_names)
 
     def _rebind(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,9 @@ class TorchWeights:
         self.lock = threading.RLock()
         self.state_lock = threading.RLock() if weight_set.state else None
         self._executables: list[Callable[[], None]] = []
+        self.gate = Gate()
+        self._retired: dict[str, torch.Tensor] = {}
+        self._owned: set[str] = set()
         stored = {ref.tensor: _as_tensor(file[ref.tensor]) for ref in weight_set.weights.values()}
         state = {weight_set.weights[name].tensor for name in weight_set.state}
         shared = {key: tensor.clone() if key in state else tensor for key, tensor in stored.items()}
@@ -42,8 +46,8 @@ class TorchWeights:
         self._executables.append(rebind)
 
     def check(self, new: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """The tensors that `new` would replace, names of tied weights included; WeightsError when it cannot be."""
-        replaced: dict[str, torch.Tensor] = {}
+        """The values that `new` would give each stored tensor, by its key; WeightsError when it cannot be."""
+        values: dict[str, torch.Tensor] = {}
         given: dict[str, str] = {}
         for name, value in new.items():
             ref = self.set.weights.get(name)
@@ -59,25 +63,32 @@ class TorchWeights:
             first = given.setdefault(ref.tensor, name)
             if first != name and not torch.equal(new[first], value):
                 raise WeightsError(f"{first} and {name} are one tied tensor and were given different values")
-            if first == name:
-                fresh = torch.empty_like(old)
-                with torch.no_grad():
-                    fresh.copy_(value.detach())
-                for other, other_ref in self.set.weights.items():
-                    if other_ref.tensor == ref.tensor:
-                        replaced[other] = fresh
-        return replaced
+            values[ref.tensor] = value.detach()
+        return values
 
-    def replace(self, replaced: Mapping[str, torch.Tensor]) -> None:
-        """Make `replaced` current in every executable; calls that run meanwhile see the old set or the new one whole."""
-        with self.lock, torch.inference_mode(False):
-            state = set(self.set.state)
-            with torch.no_grad():
-                for name in replaced.keys() & state:
-                    self.tensors[name].copy_(replaced[name])
-            self.tensors = {**self.tensors, **{name: new for name, new in replaced.items() if name not in state}}
+    def replace(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Make `values` current in every executable; calls that run meanwhile see the old set or the new one whole.
+
+        A package keeps every tensor it was ever bound to until the process ends (torch 2.13), so two buffers a weight
+        take turns: the one that is written here was retired by the update before, and no call reads it any more.
+        """
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            self.gate.wait_for_earlier()
+            state = {self.set.weights[name].tensor for name in self.set.state}
+            current = {ref.tensor: self.tensors[name] for name, ref in self.set.weights.items()}
+            for key, value in values.items():
+                if key in state:
+                    current[key].copy_(value)
+                    continue
+                spare = self._retired.pop(key, None)
+                if key in self._owned:
+                    self._retired[key] = current[key]
+                self._owned.add(key)
+                current[key] = (torch.empty_like(current[key]) if spare is None else spare).copy_(value)
+            self.tensors = {name: current[ref.tensor] for name, ref in self.set.weights.items()}
             for rebind in self._executables:
                 rebind()
+            self.gate.next_generation()
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """A copy of the state, for `restore`."""
@@ -91,6 +102,37 @@ class TorchWeights:
     def close(self) -> None:
         self._executables.clear()
         self.tensors = {}
+
+
+class Gate:
+    """Who still reads tensors that an update retired. Whatever runs with the current tensors, packages aside (their
+    own lock covers them), enters before it reads `tensors` and leaves when it has run."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._generation = 0
+        self._readers: Counter[int] = Counter()
+
+    def enter(self) -> int:
+        with self._changed:
+            self._readers[self._generation] += 1
+            return self._generation
+
+    def leave(self, generation: int) -> None:
+        with self._changed:
+            self._readers[generation] -= 1
+            if not self._readers[generation]:
+                del self._readers[generation]
+                self._changed.notify_all()
+
+    def next_generation(self) -> None:
+        with self._changed:
+            self._generation += 1
+
+    def wait_for_earlier(self) -> None:
+        """Return when all who entered before the current generation have left."""
+        with self._changed:
+            self._changed.wait_for(lambda: all(reader >= self._generation for reader in self._readers))
 
 
 def unknown_weight(name: str, known: Mapping[str, object]) -> str:

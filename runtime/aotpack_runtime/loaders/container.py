@@ -1,0 +1,97 @@
+"""AOTInductor's C interface by ctypes: run a package without holding the GIL.
+
+torch's own runner (`torch._C._aoti`, torch 2.13) holds the GIL while a model runs: in a server, one call of 90 ms stops
+every other thread for 90 ms, health checks included. The library it calls exports a C interface; ctypes lets go of the
+GIL around it. It costs about 2 us more a call, so only calls that take long go this way.
+
+The names are those of torch/csrc/inductor/aoti_runtime/interface.h; `Container.open` returns None where a library does
+not export them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from ctypes import byref, c_bool, c_char_p, c_size_t, c_void_p
+from typing import Any
+
+import torch
+
+from aotpack_runtime.errors import ArtifactError
+
+_NAMES = (
+    "AOTInductorModelContainerCreateWithDevice",
+    "AOTInductorModelContainerDelete",
+    "AOTInductorModelContainerGetNumOutputs",
+    "AOTInductorModelContainerRun",
+    "AOTInductorModelContainerSwapConstantBuffer",
+    "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs",
+)
+
+
+class _Pair(ctypes.Structure):
+    _fields_ = (("name", c_char_p), ("handle", c_void_p))
+
+
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype, _get_pointer.argtypes = c_void_p, (ctypes.py_object, c_char_p)
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, (c_void_p, c_char_p, c_void_p)
+
+
+class Container:
+    """One model container of a loaded library; `run` may be called from many threads at once."""
+
+    def __init__(self, library: Any, variant: str, concurrency: int) -> None:
+        self._library, self._variant = library, variant
+        self._run = library.AOTInductorModelContainerRun
+        self._run.argtypes = (c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p)
+        self._handle = c_void_p()
+        self._bound = False
+        create = library.AOTInductorModelContainerCreateWithDevice
+        self._check(create(byref(self._handle), c_size_t(concurrency), b"cpu", None), "created")
+        count = c_size_t()
+        self._check(library.AOTInductorModelContainerGetNumOutputs(self._handle, byref(count)), "asked for its outputs")
+        self._outputs = count.value
+        self._results_type = c_void_p * count.value
+
+    @classmethod
+    def open(cls, path: str, variant: str, concurrency: int) -> Container | None:
+        """A container of the library at `path`, which is loaded already; None where it lacks the interface."""
+        library = ctypes.CDLL(path)
+        if not all(hasattr(library, name) for name in _NAMES):
+            return None
+        return cls(library, variant, concurrency)
+
+    def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Use these constants from now on, without a copy; a call that runs meanwhile sees one set whole."""
+        handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors.values()))  # type: ignore[attr-defined]
+        pairs = (_Pair * len(tensors))(
+            *[_Pair(name.encode(), _get_pointer(handle, None)) for name, handle in zip(tensors, handles, strict=True)]
+        )
+        update = self._library.AOTInductorModelContainerUpdateUserManagedConstantBufferPairs
+        self._check(update(self._handle, pairs, c_size_t(len(tensors)), c_bool(self._bound), c_bool(True)), "bound")
+        if self._bound:
+            self._check(self._library.AOTInductorModelContainerSwapConstantBuffer(self._handle), "swapped")
+        self._bound = True
+
+    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The model's results; RuntimeError when the model refuses, its own words are on stderr."""
+        count = len(inputs)
+        handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(inputs)  # type: ignore[attr-defined]
+        # The model takes over the handles; the array stays ours.
+        given = (c_void_p * count)(*[_get_pointer(handle, None) for handle in handles])
+        results = self._results_type()
+        if self._run(self._handle, given, count, results, self._outputs, None, None):
+            raise RuntimeError(f"{self._variant}: the compiled model refused the call; it said why on stderr")
+        capsules = [_new_capsule(result, None, None) for result in results]
+        found: list[torch.Tensor] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)  # type: ignore[attr-defined]
+        return found
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.AOTInductorModelContainerDelete(self._handle)
+
+    def _check(self, status: int, what: str) -> None:
+        if status:
+            raise ArtifactError(self._variant, f"its container could not be {what}; the library said why on stderr")
