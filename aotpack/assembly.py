@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from aotpack.manifest_model import Entry as ManifestEntry
 from aotpack.plan import EntryPlan, Plan, VariantPlan
+from aotpack_runtime.errors import CompileError
 from aotpack_runtime.format.codec import parse_guards, parse_outputs
 from aotpack_runtime.format.fingerprint import fingerprint
 from aotpack_runtime.format.index import (
@@ -23,6 +24,7 @@ from aotpack_runtime.format.index import (
     WeightSet,
     parse_parameter,
 )
+from aotpack_runtime.format.output import Result
 from aotpack_runtime.format.target import Target, version
 
 Json = Any
@@ -99,13 +101,38 @@ def _entry(plan: EntryPlan, manifest: ManifestEntry, export: Json, compiled: Map
         programs=tuple(programs),
         source=Source(manifest.source, dict(manifest.args), export["source_files"]),
         fills=plan.export["fills"],
-        on_miss=manifest.on_miss.model_dump(mode="json"),
+        on_miss=_on_miss(plan, manifest, variants, export),
         verify={**manifest.verify.model_dump(mode="json"), "random": export["random"]},
         imports=tuple(manifest.imports),
         operators=export["operators"],
         output_names=manifest.outputs,
         training=export["training"],
     )
+
+
+def _on_miss(plan: EntryPlan, manifest: ManifestEntry, variants: Sequence[Variant], export: Json) -> dict[str, Json]:
+    """The manifest's policy, its padded dims written as (axis, sizes) of each argument.
+
+    CompileError for an entry whose padded results could not be cut back.
+    """
+    record: dict[str, Json] = manifest.on_miss.model_dump(mode="json")
+    dims = record["pad"] or {}
+    axes: dict[str, list[Json]] = {}
+    for path, item in plan.export["inputs"].items():
+        for axis, size in enumerate(item.get("tensor", {}).get("shape", ())):
+            if size in dims:
+                axes.setdefault(path, []).append([axis, dims[size]])
+    record["pad"] = axes
+    if manifest.on_miss.policy != "pad":
+        return record
+    own = all(isinstance(leaf, Result) for variant in variants for leaf in variant.outputs.leaves)
+    if not axes or not own or export["weights"]["state"]:
+        raise CompileError(
+            plan.entry,
+            "on_miss: pad needs `pad` dims, results that are tensors of their own, and a model that writes no state",
+            hint="use policy jit or eager",
+        )
+    return record
 
 
 def _joined(known: Entry, more: Entry) -> Entry:

@@ -21,6 +21,7 @@ from aotpack_runtime import Session, load
 from aotpack_runtime.arguments import describe
 from aotpack_runtime.dispatch import Dispatcher, Miss
 from aotpack_runtime.errors import AotpackError, CompileError, SourceError
+from aotpack_runtime.fallbacks.pad import Fallback as PadFallback
 from aotpack_runtime.fallbacks.source import split_arguments
 from aotpack_runtime.format.index import Entry, Example, Variant
 from aotpack_runtime.loaders.inputs import make_leaves, unflatten
@@ -93,7 +94,35 @@ class Bundle:
             worst = max(worst, 0.0 if random else largest_error(wanted, found))
             weights.restore(before)
             cases += 1
+        if entry.record.on_miss.get("policy") == "pad" and variant in entry.variants:
+            cases += self._verify_padded(entry, variant, reference)
         return Verified(cases, worst, not random, reference.name)
+
+    def _verify_padded(self, entry: LoadedEntry, variant: Variant, reference: Reference) -> int:
+        """Calls a little smaller than the variant takes, padded up and cut back: they must be what eager gives too."""
+        settings, way, cases = entry.record.verify, PadFallback(entry), 0
+        for seed, less in enumerate((1, 2, 3)):
+            leaves = make_leaves(variant.guards, variant.examples[0], entry.record.fills, seed=seed)
+            for position, guard in enumerate(variant.guards.leaves):
+                for axis, _ in entry.record.on_miss["pad"].get(guard.path, ()):
+                    size = leaves[position].shape[axis]
+                    leaves[position] = leaves[position].narrow(axis, 0, max(size - less, 1)).contiguous()
+            call = describe(variant.guards.trees, leaves, entry.device)
+            prepared = way.prepare(Miss(call, entry.record.parameter_names, entry.variants), tuple(leaves))
+            if isinstance(prepared, str):
+                continue
+            wanted, _ = reference.run(variant, [_copy(leaf) for leaf in leaves], {})
+            with torch.no_grad():
+                found = prepared.serve(*leaves)
+            problem = difference(wanted, found, rtol=settings["rtol"], atol=settings["atol"])
+            if problem:
+                shapes = [list(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+                raise CompileError(
+                    variant.id, f"padded and cut back it disagrees with {reference.name} at sizes {shapes}: {problem}",
+                    hint="what is padded reaches the results: use policy jit or eager",
+                )  # fmt: skip
+            cases += 1
+        return cases
 
     def reference(self, entry: Entry, weight_set: str) -> Reference:
         """Eager for an entry: its source, else (where a bundle is verified far from it) its exported program."""

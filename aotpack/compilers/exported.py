@@ -520,11 +520,15 @@ def _named_dims(shape: Shape, dims: Dims) -> list[Any]:
     """torch.export's own named dims for ranges, fixed sizes fixed."""
     named = {name: Dim(name, min=low, max=high) for name, (low, high, _) in dims.items() if low != high}
     specs: list[Any] = []
+    taken = set(dims)
     for leaf in shape.leaves:
         if isinstance(leaf, TensorLeaf):
             specs.append(tuple(_named_dim(size, named) for size in leaf.shape))
         elif isinstance(leaf, IntLeaf):
             identifier = re.sub(r"\W", "_", leaf.path)
+            while identifier in taken:  # a dim of the same name has bounds of its own
+                identifier += "_"
+            taken.add(identifier)
             specs.append((Dim(identifier, min=max(leaf.low, 0), max=leaf.high), Dim.STATIC))
     return specs
 

@@ -62,7 +62,7 @@ class Entry:
         self._lock = threading.RLock()
         self._memo: dict[object, Serve] = {}
         self._memo_limit = max(MEMO_LIMIT, 4 * len(variants))
-        self._serves: dict[str, Serve] = {}
+        self._serves: dict[tuple[str, bool], Serve] = {}
         self._executables: dict[str, Any] = {}
         self._counters: dict[str, Counter] = {}
         self._reasons: Tally[str] = Tally()
@@ -92,7 +92,7 @@ class Entry:
             "hits_by_variant": {name: count for name, count in hits.items() if count},
             "misses": sum(fallbacks.values()) + self._value("error"),
             "misses_by_tier": {tier: count for tier, count in fallbacks.items() if count},
-            "misses_judged_by_reason": dict(self._reasons.most_common(20)),
+            "misses_by_reason": dict(self._reasons.most_common(20)),
             "errors": self._value("error"),
             "loaded": sorted(self._executables),
             "skipped": dict(self._skipped),
@@ -104,19 +104,23 @@ class Entry:
         """Load a variant now rather than at its first call."""
         self.serve_for(variant)
 
-    def serve_for(self, variant: Variant) -> Serve:
-        """The function that serves calls judged to fit `variant`, loaded once however many threads ask."""
-        serve = self._serves.get(variant.id)
+    def serve_for(self, variant: Variant, *, counted: bool = True) -> Serve:
+        """The function that serves calls judged to fit `variant`, loaded once however many threads ask; its calls are
+        counted as calls of the variant, or (for a way that counts for itself) not."""
+        key = (variant.id, counted)
+        serve = self._serves.get(key)
         if serve is None:
             with self._lock:
-                serve = self._serves.get(variant.id)
+                serve = self._serves.get(key)
                 if serve is None:
                     weights = self.weights(variant.weights)
-                    loader = import_module(LOADERS[variant.artifact.kind])
-                    executable = loader.load(variant, self._bundle.files(variant), weights)
-                    serve = assemble(variant, executable, tick=self.counter(variant.id), lock=weights.state_lock)
-                    self._executables[variant.id] = executable
-                    self._serves[variant.id] = serve
+                    executable = self._executables.get(variant.id)
+                    if executable is None:
+                        loader = import_module(LOADERS[variant.artifact.kind])
+                        executable = loader.load(variant, self._bundle.files(variant), weights)
+                        self._executables[variant.id] = executable
+                    tick = self.counter(variant.id) if counted else int
+                    serve = self._serves[key] = assemble(variant, executable, tick=tick, lock=weights.state_lock)
         return serve
 
     def counter(self, name: str) -> Callable[[], object]:

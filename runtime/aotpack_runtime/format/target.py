@@ -91,15 +91,16 @@ def _needs_torch(value: str, machine: Machine) -> str | None:
     """AOTInductor packages follow torch's minor version."""
     if machine.torch is None:
         return f"needs torch {value}.*, torch is not installed"
-    if version(machine.torch)[:2] == version(value)[:2]:
+    wanted = version(value)[:2]
+    if wanted and version(machine.torch)[:2] == wanted:
         return None
     return f"built with torch {value}, running {machine.torch}; rebuild, or allow it with AOTPACK_ALLOW=torch"
 
 
 def _at_least(name: str, found: Callable[[Machine], str | None]) -> Callable[[str, Machine], str | None]:
     def rule(value: str, machine: Machine) -> str | None:
-        have = found(machine)
-        if have is not None and version(have) >= version(value):
+        have, wanted = found(machine), version(value)
+        if have is not None and wanted and version(have) >= wanted:
             return None
         return f"needs {name} {value} or newer, this host has {have or 'none'}"
 

@@ -1,12 +1,12 @@
 """AOTInductor packages, unpacked: one .so, loaded through torch's C++ runner without importing `torch._inductor`.
 
 `torch._C._aoti` is private: RUNNER_GATE says for which torch versions its calls were read and tried. Outside of it,
-or where the class is not there, torch's public `aoti_load_package` is not used silently: the variant is refused and
-the fallback serves.
+or where the class is not there, torch's public loader is the way back (`loaders/public.py`), and says so in the log.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +21,8 @@ try:
     import torch
 except ImportError as error:
     raise MissingDependency("torch", needed_for="aoti artifacts", install="'aotpack-runtime[torch]'") from error
+
+log = logging.getLogger("aotpack.load")
 
 RUNNER_GATE = ((2, 11), (2, 15))
 """First torch minor version the runner's calls are known for, and the first they are not."""
@@ -116,13 +118,13 @@ def _concurrency() -> int:
 
 def _runner_class() -> Any:
     found = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if not RUNNER_GATE[0] <= found < RUNNER_GATE[1]:
-        raise ArtifactError(
-            f"torch {torch.__version__}",
-            "its AOTInductor runner was not tried with this aotpack-runtime",
-            hint="upgrade aotpack-runtime",
-        )
-    return torch._C._aoti.AOTIModelContainerRunnerCpu  # type: ignore[attr-defined]
+    runner = getattr(getattr(torch._C, "_aoti", None), "AOTIModelContainerRunnerCpu", None)
+    if runner is not None and RUNNER_GATE[0] <= found < RUNNER_GATE[1]:
+        return runner
+    from aotpack_runtime.loaders.public import PublicRunner
+
+    log.warning("torch %s: its AOTInductor runner was not tried here; loading through torch's public way", torch.__version__)
+    return PublicRunner
 
 
 def _words(error: Exception) -> str:
