@@ -41,4 +41,4 @@ COPY --from=build /bundle /bundle
 COPY examples/serve.py /app/serve.py
 USER serve
 EXPOSE 8000
-CMD ["python", "/app/serve.py", "/bundle"]
+CMD ["python", "/app/serve.py", "/bundle", "--host", "0.0.0.0"]

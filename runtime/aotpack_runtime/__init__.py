@@ -5,31 +5,39 @@
     session = apr.load("dist/minilm-1.0.0")
     out = session["encoder"](input_ids=ids, attention_mask=mask)
 
-Importing this module imports the standard library only; torch is imported when the first variant is loaded.
+Importing this module imports next to nothing: each name is fetched when it is first used (PEP 562). The runtime itself
+stands on the standard library only; torch is imported when the first variant is loaded.
 """
 
 from __future__ import annotations
 
-from aotpack_runtime.dispatch import Hit, Miss
-from aotpack_runtime.entry import Entry
-from aotpack_runtime.errors import (
-    AotpackError,
-    ArtifactError,
-    BundleError,
-    CallError,
-    DigestMismatch,
-    GuardMiss,
-    MalformedBundle,
-    MissingDependency,
-    SessionClosed,
-    TargetMismatch,
-    UnknownEntry,
-    UnsupportedFormat,
-    WeightsError,
-)
-from aotpack_runtime.session import Session, load
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aotpack_runtime.dispatch import Hit as Hit
+    from aotpack_runtime.dispatch import Miss as Miss
+    from aotpack_runtime.entry import Entry as Entry
+    from aotpack_runtime.errors import AotpackError as AotpackError
+    from aotpack_runtime.errors import ArtifactError as ArtifactError
+    from aotpack_runtime.errors import BundleError as BundleError
+    from aotpack_runtime.errors import CallError as CallError
+    from aotpack_runtime.errors import DigestMismatch as DigestMismatch
+    from aotpack_runtime.errors import GuardMiss as GuardMiss
+    from aotpack_runtime.errors import MalformedBundle as MalformedBundle
+    from aotpack_runtime.errors import MissingDependency as MissingDependency
+    from aotpack_runtime.errors import SessionClosed as SessionClosed
+    from aotpack_runtime.errors import TargetMismatch as TargetMismatch
+    from aotpack_runtime.errors import UnknownEntry as UnknownEntry
+    from aotpack_runtime.errors import UnsupportedFormat as UnsupportedFormat
+    from aotpack_runtime.errors import WeightsError as WeightsError
+    from aotpack_runtime.session import Session as Session
+    from aotpack_runtime.session import load as load
 
 __version__ = "0.1.0"
+
+_ELSEWHERE = {"Entry": "entry", "Hit": "dispatch", "Miss": "dispatch", "Session": "session", "load": "session"}
+"""Public name -> its module; the names that are not here are exceptions."""
 
 __all__ = [
     "AotpackError",
@@ -51,3 +59,15 @@ __all__ = [
     "WeightsError",
     "load",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_ELSEWHERE.get(name, 'errors')}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from aotpack_runtime.archive import unpack
 from aotpack_runtime.errors import BundleError, DigestMismatch, MalformedBundle
 from aotpack_runtime.format import layout
 from aotpack_runtime.format.fingerprint import digest
@@ -122,7 +121,11 @@ def _locate(path: Path) -> Path:
         raise BundleError(f"{path}: no such file or directory") from None
     except OSError as error:
         raise BundleError(f"{path}: {error.strerror}") from None
-    return path if stat.S_ISDIR(mode) else unpack(path)
+    if stat.S_ISDIR(mode):
+        return path
+    from aotpack_runtime.archive import unpack  # zipfile and its kind take 10 ms that a folder need not pay
+
+    return unpack(path)
 
 
 def _open_folder(root: Path, check: Check) -> Bundle:

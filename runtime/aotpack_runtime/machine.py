@@ -15,7 +15,6 @@ import os
 import platform
 import re
 import sys
-import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -101,6 +100,8 @@ def cache_dir() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or (os.path.join(os.environ["HOME"], ".cache") if os.environ.get("HOME") else "")
     if home and os.access(os.path.dirname(home) if not os.path.isdir(home) else home, os.W_OK):
         return Path(home, "aotpack")
+    import tempfile  # 10 ms, and only hosts without a home get here
+
     return Path(tempfile.gettempdir(), f"aotpack-{os.getuid()}")
 
 

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
 from aotpack_runtime.format.target import RULES, X86_64_LEVELS, Target, cpu_flags, version
+from tests.support.bundles import Host
 
 V3 = frozenset(cpu_flags("x86-64-v3"))
 V4 = frozenset(cpu_flags("x86-64-v4"))
 
 
-@dataclass(frozen=True)
-class Host:
-    """A machine that exists in this file only."""
-
-    arch: str = "x86_64"
-    devices: tuple[str, ...] = ("cpu",)
-    cpu_flags: frozenset[str] = V3
-    torch: str | None = "2.13.0+cpu"
-    glibc: str | None = "2.36"
-    libstdcxx: str | None = "3.4.30"
-    python: str = "cp311"
-
-
-HOST = Host()
+HOST = Host(cpu_flags=V3)
 
 
 @pytest.mark.parametrize(

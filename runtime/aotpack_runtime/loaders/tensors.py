@@ -6,7 +6,6 @@ call that may write it holds `state_lock`.
 
 from __future__ import annotations
 
-import difflib
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -136,6 +135,8 @@ class Gate:
 
 
 def unknown_weight(name: str, known: Mapping[str, object]) -> str:
+    import difflib
+
     near = difflib.get_close_matches(name, known, n=3)
     return f"no weight {name!r}; " + (f"did you mean {', '.join(near)}?" if near else f"there are {len(known)} others")
 
