@@ -125,11 +125,13 @@ def _on_miss(plan: EntryPlan, manifest: ManifestEntry, variants: Sequence[Varian
     record["pad"] = axes
     if manifest.on_miss.policy != "pad":
         return record
-    own = all(isinstance(leaf, Result) for variant in variants for leaf in variant.outputs.leaves)
+    results = [leaf for variant in variants for leaf in variant.outputs.leaves]
+    own = all(isinstance(leaf, Result) and leaf.shape is not None for leaf in results)
     if not axes or not own or export["weights"]["state"]:
         raise CompileError(
             plan.entry,
-            "on_miss: pad needs `pad` dims, results that are tensors of their own, and a model that writes no state",
+            "on_miss: pad needs `pad` dims, results that are tensors of their own in shapes that follow from the call, "
+            "and a model that writes no state",
             hint="use policy jit or eager",
         )
     return record

@@ -26,7 +26,7 @@ from aotpack.compilers.exported import (
     _inside,
     _named_dims,
     _quiet_export,
-    explain_export,
+    export_error,
 )
 from aotpack.compilers.flat import PREFIX, Shape
 from aotpack.compilers.modules import import_modules
@@ -34,6 +34,7 @@ from aotpack.compilers.shapes import IntLeaf, LeafSpec, TensorLeaf, ValueLeaf, g
 from aotpack.compilers.toolchain import needs_of_library
 from aotpack_runtime.errors import CompileError
 from aotpack_runtime.format.codec import dump_guards, parse_guards, parse_scalar
+from aotpack_runtime.format.expression import parse
 from aotpack_runtime.format.guard import Guards, IntGuard, LeafGuard, Range, TensorGuard
 from aotpack_runtime.format.target import version
 from aotpack_runtime.loaders.programs import read_program
@@ -65,7 +66,7 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     leaves = [_parse_leaf(item) for item in program["leaves"]]
     dims: Dims = {name: tuple(bounds) for name, bounds in job["dims"].items()}
     guards = parse_guards(program["guards"])
-    exported = _specialise(job, store, leaves, dims)
+    exported = _specialise(job, store, leaves, dims, guards)
     narrowed = _narrowed(exported, leaves, guards, dims, variant)
     with _build_folder(store, job["key"]) as folder:
         library, others = _package(exported, job, folder)
@@ -110,7 +111,9 @@ class _Kept(torch.nn.Module):
         return tuple(results[index] for index in self._kept) or (torch.empty(0),)
 
 
-def _specialise(job: Mapping[str, Json], store: Store, leaves: Sequence[LeafSpec], dims: Dims) -> ExportedProgram:
+def _specialise(
+    job: Mapping[str, Json], store: Store, leaves: Sequence[LeafSpec], dims: Dims, wide: Guards
+) -> ExportedProgram:
     """The program traced again with the variant's sizes fixed and its ranges open."""
     program = read_program(store.object(job["program"]["file"]["sha256"]))
     tied = job["program"]["tied"]
@@ -119,6 +122,8 @@ def _specialise(job: Mapping[str, Json], store: Store, leaves: Sequence[LeafSpec
         for name, tensor in table.items():
             own = name.removeprefix(PREFIX)
             made = zeros.setdefault(tied.get(own, own), _zeros(tensor))
+            # What is tied may be turned: a decoder's weight is its encoder's, transposed.
+            made = made.as_strided(tensor.shape, tensor.stride())
             is_parameter = isinstance(tensor, torch.nn.Parameter)
             table[name] = torch.nn.Parameter(made, requires_grad=False) if is_parameter else made
     shape = Shape((), tuple("*" for _ in leaves), tuple(leaves))
@@ -129,10 +134,10 @@ def _specialise(job: Mapping[str, Json], store: Store, leaves: Sequence[LeafSpec
             return torch.export.export(
                 module,
                 tuple(_examples(shape, sizes, job["fills"])),
-                dynamic_shapes={"leaves": tuple(_named_dims(shape, dims))},
+                dynamic_shapes={"leaves": tuple(_named_dims(shape, dims, wide))},
             )
     except Exception as error:
-        raise CompileError(job["variant"], explain_export(error, Path(job["folder"]))) from error
+        raise export_error(job["variant"], error, Path(job["folder"]), leaves) from error
 
 
 def _zeros(tensor: torch.Tensor) -> torch.Tensor:
@@ -159,7 +164,7 @@ def _narrowed(
 
 
 def _require_declared(size: int | str, dim: int | Range, dims: Dims, place: str, variant: str) -> None:
-    names = [name for name in dims if isinstance(size, str) and name in size]
+    names = [name for name in dims if isinstance(size, str) and name in parse(size).names]
     if isinstance(dim, int) and any(dims[name][0] != dims[name][1] for name in names):
         low, high, _ = dims[names[0]]
         raise CompileError(

@@ -36,13 +36,14 @@ from aotpack.compilers.modules import (
     named_tensors,
     own_dense_weights,
     parameters_of,
+    storage_order,
     tied_names,
     user_place,
 )
 from aotpack.compilers.shapes import IntLeaf, LeafSpec, Symbols, TensorLeaf, ValueLeaf, guards_of
 from aotpack_runtime.errors import CompileError, SourceError
 from aotpack_runtime.format.codec import dump_guards, dump_outputs, dump_scalar
-from aotpack_runtime.format.expression import parse
+from aotpack_runtime.format.expression import parse, variable
 from aotpack_runtime.format.guard import Guards, IntGuard, Range, TensorGuard
 from aotpack_runtime.format.index import dump_parameter
 from aotpack_runtime.format.output import Outputs
@@ -135,7 +136,7 @@ class _Session:
                 number = next((n for n, item in enumerate(family) if _reaches(item, self._shape(present), dims)), None)
                 if number is None:
                     number = len(family)
-                    family.append(self._exact(present, dims, variant["id"]))
+                    family.append(self._exact(present, dims, variant["id"], steps=wide and wide.guards))
                 of_variant[variant["id"]] = len(programs) + number
             family += self._small_sizes(present, variants, family)
             programs += family
@@ -184,16 +185,17 @@ class _Session:
         log.info("%s: each range is exported by itself: %s", self.name, failure)
         return None
 
-    def _exact(self, absent: tuple[str, ...], dims: Dims, variant: str) -> Program:
-        """The program of one variant: its fixed sizes fixed, its ranges named dims."""
+    def _exact(self, absent: tuple[str, ...], dims: Dims, variant: str, steps: Guards | None = None) -> Program:
+        """The program of one variant: its fixed sizes fixed, its ranges named dims, of every n-th size where `steps`
+        say so."""
         shape = self._shape(absent)
         sizes = {name: _inside(bounds) for name, bounds in dims.items()}
         try:
-            program = self._export(shape, sizes, _named_dims(shape, dims))
+            program = self._export(shape, sizes, _named_dims(shape, dims, steps))
         except CompileError:
             raise
         except Exception as error:
-            raise CompileError(variant, self._explain(error), hint=_hint(error)) from error
+            raise export_error(variant, error, self.folder, shape.leaves) from error
         for guard in program.guards.leaves:
             self._require_open(guard, shape, dims, variant)
         return self._relaxed(program, dims)
@@ -339,10 +341,10 @@ class _Session:
         stored: dict[str, torch.Tensor] = {}
         for name, tensor in everything.items():
             key = tied[name]
-            order = _order(tensor)
-            refs[name] = {"tensor": key} | ({} if order is None else {"order": order})
+            order = storage_order(tensor)
+            refs[name] = {"tensor": key} | ({} if order == sorted(order) else {"order": order})
             if key == name:
-                stored[key] = (tensor if order is None else tensor.permute(order)).detach().contiguous()
+                stored[key] = tensor.permute(order).detach().contiguous()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "weights.safetensors")
             save_file(stored, path)
@@ -379,34 +381,42 @@ class _Session:
                 return True
         return False
 
-    def _explain(self, error: Exception) -> str:
-        return explain_export(error, self.folder)
-
 
 _TORCH_NAMESPACES = frozenset({"aten", "prims", "prim", "higher_order", "_operator", "symm_mem", "quantized", "mkldnn"})
 
 
-def explain_export(error: Exception, folder: Path) -> str:
-    """An exporter's pages in one line, with the user's own line where there is one."""
-    text = str(error)
+def export_error(variant: str, error: Exception, folder: Path, leaves: Sequence[LeafSpec]) -> CompileError:
+    """An exporter's pages in one line, with the user's own line where there is one, and what to do about it."""
+    text = _caller_names(str(error), leaves)
     place = user_place(error, folder)
     if "data-dependent" in text:
-        return f"a branch or size depends on the values of a tensor{place}: {_first_line(error)}"
-    constraint = re.search(r"- (.*(?:must|inferred|specialized|not equal|to be equal|too general|violated).*)", text)
-    if constraint:
-        return f"the model does not take these dims as they are declared: {constraint[1].strip()}{place}"
-    return f"cannot be exported{place}: {type(error).__name__}: {_first_line(error)}"
+        problem = f"a branch or size depends on the values of a tensor{place}"
+        hint = "use torch.cond or torch.where, or torch._check to say what holds"
+    elif match := re.search(r"You marked (\w+) as dynamic but .* constant \((\d+)\)", text):
+        problem = f"{match[1]!r} is declared as a range, but the model works for {match[2]} only{place}"
+        hint = "give it one size, or a list of sizes, in the manifest"
+    elif match := re.search(r"- (The values of .* must always be equal)", text):
+        problem, hint = f"the model does not take these dims as they are declared: {match[1]}{place}", _ONE_NAME
+    elif match := re.search(r"- Not all values of (\w+) = .* satisfy the generated guard (.+)", text):
+        problem = f"the model treats the sizes of {match[1]!r} apart: this part of it needs {match[2]}{place}"
+        hint = "split the dim there: `ranges: [{min, max}, ...]` in the manifest"
+    else:
+        problem = f"cannot be exported{place}: {type(error).__name__}: {_first_line(error)}"
+        hint = _ONE_NAME if "must match the size" in text else ""
+    return CompileError(variant, problem, hint=hint)
 
 
-def _hint(error: Exception) -> str:
-    text = str(error)
-    if "data-dependent" in text:
-        return "use torch.cond or torch.where, or torch._check to say what holds"
-    if "not equal" in text or "to be equal" in text or re.search(r"must (always )?be equal|Eq\(", text):
-        return "dims that must be equal take one name in the manifest"
-    if "constant" in text or "specialized" in text:
-        return "give the dim one size, or a list of sizes, in the manifest"
-    return ""
+_ONE_NAME = "dims that must be equal take one name in the manifest"
+
+
+def _caller_names(text: str, leaves: Sequence[LeafSpec]) -> str:
+    """torch's `L['leaves'][0].size()[1]` as `x.shape[1]`."""
+    paths = [leaf.path for leaf in leaves if not isinstance(leaf, ValueLeaf)]
+    return re.sub(
+        r"L\['leaves'\]\[(\d+)\]\.size\(\)\[(\d+)\]",
+        lambda match: f"{paths[int(match[1])]}.shape[{match[2]}]",
+        text,
+    )
 
 
 def _first_line(error: Exception) -> str:
@@ -516,9 +526,11 @@ def _auto_dims(shape: Shape, *, open_fixed: bool) -> list[Any]:
     return specs
 
 
-def _named_dims(shape: Shape, dims: Dims) -> list[Any]:
-    """torch.export's own named dims for ranges, fixed sizes fixed."""
-    named = {name: Dim(name, min=low, max=high) for name, (low, high, _) in dims.items() if low != high}
+def _named_dims(shape: Shape, dims: Dims, guards: Guards | None = None) -> list[Any]:
+    """torch.export's own named dims for ranges, fixed sizes fixed; multiples of k for a dim that `guards` want to be
+    divisible by k, which torch would refuse otherwise."""
+    factors = _factors(shape, guards) if guards else {}
+    named = {name: _multiples(name, dims[name], factors.get(name, 1)) for name in dims if dims[name][0] != dims[name][1]}
     specs: list[Any] = []
     taken = set(dims)
     for leaf in shape.leaves:
@@ -531,6 +543,34 @@ def _named_dims(shape: Shape, dims: Dims) -> list[Any]:
             taken.add(identifier)
             specs.append((Dim(identifier, min=max(leaf.low, 0), max=leaf.high), Dim.STATIC))
     return specs
+
+
+_DIVISIBLE = re.compile(r"(?P<size>\S+) % (?P<by>\d+) == 0")
+
+
+def _factors(shape: Shape, guards: Guards) -> dict[str, int]:
+    """Dim name -> what it has to be divisible by; only dims that no shape scales or shifts."""
+    uses = [
+        (size, variable(leaf.path, axis))
+        for leaf in shape.leaves
+        if isinstance(leaf, TensorLeaf)
+        for axis, size in enumerate(leaf.shape)
+        if isinstance(size, str)
+    ]
+    plain = {text for text, _ in uses} - {name for text, _ in uses for name in parse(text).names if name != text}
+    found: dict[str, int] = {}
+    for match in filter(None, (_DIVISIBLE.fullmatch(relation.text) for relation in guards.where)):
+        for text, place in uses:
+            if place == match["size"] and text in plain:
+                found[text] = math.lcm(found.get(text, 1), int(match["by"]))
+    return found
+
+
+def _multiples(name: str, bounds: tuple[int, int | None, int], factor: int) -> Any:
+    low, high, _ = bounds
+    if factor == 1:
+        return Dim(name, min=low, max=high)
+    return factor * Dim(f"_{name}", min=-(-low // factor), max=None if high is None else high // factor)
 
 
 def _named_dim(size: int | str, named: Mapping[str, Any]) -> Any:
@@ -701,19 +741,33 @@ def _written(exported: ExportedProgram) -> set[str]:
     owners: dict[int, str] = {}
     for node, name in zip(placeholders, names, strict=True):
         value = node.meta["val"]
-        if isinstance(value, torch.Tensor) and value.numel():
-            owners.setdefault(int(value.untyped_storage()._cdata), name)
-    written: set[str] = set()
-    for node in exported.graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
-            value = getattr(given, "meta", {}).get("val")
-            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, torch.Tensor):
-                owner = owners.get(int(value.untyped_storage()._cdata))
-                if owner is not None:
-                    written.add(owner)
-    return written
+        # A literal is copied before its use, which a trace does not show in its memory.
+        literal = all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
+        if isinstance(value, torch.Tensor) and value.numel() and not literal:
+            owners.setdefault(_memory(value), name)
+    return {owners[memory] for memory in _writes(exported) if memory in owners}
+
+
+def _writes(exported: ExportedProgram) -> Iterator[int]:
+    """The memory of every tensor that an operator writes in place, in regions (autocast, no_grad) as well."""
+    for module in exported.graph_module.modules():
+        graph = getattr(module, "graph", None)
+        for node in graph.nodes if graph is not None else ():
+            if not isinstance(node.target, torch._ops.OpOverload):
+                continue
+            given = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False))
+            for argument in node.target._schema.arguments:
+                if argument.alias_info is None or not argument.alias_info.is_write:
+                    continue
+                found = {**given, **node.kwargs}.get(argument.name)
+                for item in found if isinstance(found, list | tuple) else [found]:
+                    value = getattr(item, "meta", {}).get("val")
+                    if isinstance(value, torch.Tensor):
+                        yield _memory(value)
+
+
+def _memory(value: torch.Tensor) -> int:
+    return int(value.untyped_storage()._cdata)
 
 
 _KEPT_META = frozenset({"val", "tensor_meta", "unbacked_bindings"})
@@ -776,13 +830,6 @@ def _dump_leaf(leaf: LeafSpec) -> Json:
             return {"path": leaf.path, "low": leaf.low, "high": leaf.high}
         case _:
             return {"path": leaf.path, "value": dump_scalar(leaf.value)}
-
-
-def _order(tensor: torch.Tensor) -> list[int] | None:
-    """The order of dims, outermost first, of a dense tensor that is not row-major; None for one that is."""
-    if tensor.is_contiguous():
-        return None
-    return sorted(range(tensor.dim()), key=lambda axis: (-tensor.stride(axis), -tensor.shape[axis]))
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

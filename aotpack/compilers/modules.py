@@ -108,8 +108,15 @@ def own_dense_weights(module: torch.nn.Module) -> None:
                 )
 
 
+def storage_order(tensor: torch.Tensor) -> list[int]:
+    """The dims of a tensor, outermost in memory first; 0, 1, 2... for a row-major one."""
+    if tensor.is_contiguous():
+        return list(range(tensor.dim()))
+    return sorted(range(tensor.dim()), key=lambda axis: (-tensor.stride(axis), -tensor.shape[axis]))
+
+
 def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() or torch._prims_common.is_non_overlapping_and_dense(tensor)
+    return tensor.permute(storage_order(tensor)).is_contiguous()
 
 
 def _owns_memory(tensor: torch.Tensor) -> bool:

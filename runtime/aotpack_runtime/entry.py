@@ -20,7 +20,7 @@ from aotpack_runtime.format import index
 from aotpack_runtime.format.guard import TensorGuard
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.tree import LEAF
-from aotpack_runtime.loaders import LOADERS
+from aotpack_runtime.loaders import LOADERS, loader
 
 log = logging.getLogger("aotpack.dispatch")
 
@@ -116,8 +116,8 @@ class Entry:
                     weights = self.weights(variant.weights)
                     executable = self._executables.get(variant.id)
                     if executable is None:
-                        loader = import_module(LOADERS[variant.artifact.kind])
-                        executable = loader.load(variant, self._bundle.files(variant), weights)
+                        module = loader(LOADERS[variant.artifact.kind])
+                        executable = module.load(variant, self._bundle.files(variant), weights)
                         self._executables[variant.id] = executable
                     tick = self.counter(variant.id) if counted else int
                     serve = self._serves[key] = assemble(variant, executable, tick=tick, lock=weights.state_lock)

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import import_module
 from types import TracebackType
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from aotpack_runtime.fallbacks import POLICIES
 from aotpack_runtime.format import index
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.target import Machine
-from aotpack_runtime.loaders import WEIGHTS
+from aotpack_runtime.loaders import INPUTS, OPERATORS, WEIGHTS, loader
 from aotpack_runtime.machine import allowed_mismatches, this_machine
 
 Mode = Literal["strict", "eager", "jit"]
@@ -112,7 +111,7 @@ class Session:
 
         State that the model keeps is put back afterwards. What does not load is reported in `status`, not raised.
         """
-        inputs = import_module("aotpack_runtime.loaders.inputs")
+        inputs = loader(INPUTS)
         seconds: dict[str, float] = {}
         for entry in self._entries.values():
             for variant in entry.variants:
@@ -176,7 +175,7 @@ class Session:
 
     def _open(self, record: index.Entry, policy: str, source: str) -> Entry:
         if record.operators or record.imports:
-            import_module("aotpack_runtime.loaders.operators").require(record)
+            loader(OPERATORS).require(record)
         skipped = [(variant.id, self.skipped[variant.id]) for variant in record.variants if variant.id in self.skipped]
         return Entry(
             record,
@@ -199,7 +198,7 @@ class Session:
                 self._require_open()
                 weights = self._weights.get(name)
                 if weights is None:
-                    module = import_module(WEIGHTS)
+                    module = loader(WEIGHTS)
                     record = self.bundle.index.weight_sets.get(name, index.WeightSet({}))
                     file = self.bundle.weights() if record.weights else None
                     weights = self._weights[name] = module.TorchWeights(file, record)
@@ -219,7 +218,7 @@ class Session:
             found = [n for n, item in sets.items() if wanted in item.weights and (not colon or prefix in owners[n])]
             if not found:
                 known = {name: None for item in sets.values() for name in item.weights}
-                raise WeightsError(import_module(WEIGHTS).unknown_weight(given, known))
+                raise WeightsError(loader(WEIGHTS).unknown_weight(given, known))
             for name in found:
                 chosen.setdefault(name, {})[wanted] = value
         return chosen

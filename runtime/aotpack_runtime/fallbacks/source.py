@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 from aotpack_runtime.dispatch import Miss
 from aotpack_runtime.errors import AotpackError
 from aotpack_runtime.fallbacks import Context, Prepared
 from aotpack_runtime.format.index import Parameter
-from aotpack_runtime.loaders import SOURCE
+from aotpack_runtime.loaders import SOURCE, loader
 
 
 class Fallback:
@@ -55,8 +54,7 @@ class Fallback:
                     return None
                 weight_set = (context.variants or context.programs)[0].weights
                 try:
-                    loader = import_module(SOURCE)
-                    self._executable = loader.load(context.record, context.weights(weight_set))
+                    self._executable = loader(SOURCE).load(context.record, context.weights(weight_set))
                 except AotpackError as error:
                     self._problem = f"its source cannot serve: {error}"
             return self._executable

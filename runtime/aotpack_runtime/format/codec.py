@@ -118,7 +118,7 @@ def parse_outputs(value: Json) -> Outputs:
 def _dump_output(leaf: OutputLeaf) -> Json:
     match leaf:
         case Result(index, dtype, shape):
-            return {"result": index, "dtype": dtype, "shape": _texts(shape)}
+            return {"result": index, "dtype": dtype, "shape": None if shape is None else _texts(shape)}
         case Argument(index):
             return {"argument": index}
         case Value(value):
@@ -138,7 +138,7 @@ def _parse_output(value: Json) -> OutputLeaf:
                 raise ValueError("a view is of a result or an argument")
             return View(base, _expressions(shape), _expressions(strides), parse(offset))
         case {"result": int(index), "dtype": str(dtype), "shape": shape}:
-            return Result(index, dtype, _expressions(shape))
+            return Result(index, dtype, None if shape is None else _expressions(shape))
         case {"argument": int(index)}:
             return Argument(index)
         case {"size": str(size)}:

@@ -16,11 +16,11 @@ from aotpack_runtime.format.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Tensor number `index` of those the artifact returned."""
+    """Tensor number `index` of those the artifact returned; `shape` None where it depends on data."""
 
     index: int
     dtype: str = ""
-    shape: tuple[Expression, ...] = ()
+    shape: tuple[Expression, ...] | None = ()
 
 
 @dataclass(frozen=True, slots=True)

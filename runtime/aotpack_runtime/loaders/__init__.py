@@ -7,6 +7,10 @@ the `TorchWeights` that all variants of a weight set share.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from aotpack_runtime.errors import MissingDependency
 
 LOADERS: Mapping[str, str] = {
     "aoti": "aotpack_runtime.loaders.aoti",
@@ -14,3 +18,15 @@ LOADERS: Mapping[str, str] = {
 }
 WEIGHTS = "aotpack_runtime.loaders.tensors"
 SOURCE = "aotpack_runtime.loaders.source"
+INPUTS = "aotpack_runtime.loaders.inputs"
+OPERATORS = "aotpack_runtime.loaders.operators"
+
+
+def loader(name: str) -> Any:
+    """The module called `name`, imported now; MissingDependency when what it stands on is not installed."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingDependency("torch", needed_for="torch entries", install="'aotpack-runtime[torch]'") from error

@@ -12,15 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from aotpack_runtime.errors import ArtifactError, MissingDependency
+import torch
+
+from aotpack_runtime.errors import ArtifactError
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.loaders.container import Container
 from aotpack_runtime.loaders.tensors import TorchWeights, size_tensor
-
-try:
-    import torch
-except ImportError as error:
-    raise MissingDependency("torch", needed_for="aoti artifacts", install="'aotpack-runtime[torch]'") from error
 
 log = logging.getLogger("aotpack.load")
 

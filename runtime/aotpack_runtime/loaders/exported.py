@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from aotpack_runtime.errors import MissingDependency
+import torch
+
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.loaders.programs import read_program
 from aotpack_runtime.loaders.tensors import TorchWeights, size_tensor
-
-try:
-    import torch
-except ImportError as error:
-    raise MissingDependency("torch", needed_for="exported programs", install="'aotpack-runtime[torch]'") from error
 
 
 class ExportedExecutable:

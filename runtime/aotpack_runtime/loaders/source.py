@@ -15,14 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aotpack_runtime.errors import ArtifactError, MissingDependency
+import torch
+
+from aotpack_runtime.errors import ArtifactError
 from aotpack_runtime.format.index import Entry
 from aotpack_runtime.loaders.tensors import TorchWeights
-
-try:
-    import torch
-except ImportError as error:
-    raise MissingDependency("torch", needed_for="eager sources", install="'aotpack-runtime[torch]'") from error
 
 
 class SourceExecutable:

@@ -11,14 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from aotpack_runtime.errors import MissingDependency, WeightsError
+import torch
+
+from aotpack_runtime.errors import WeightsError
 from aotpack_runtime.format.index import WeightSet
 from aotpack_runtime.weights import StoredTensor, WeightsFile
-
-try:
-    import torch
-except ImportError as error:
-    raise MissingDependency("torch", needed_for="torch entries", install="'aotpack-runtime[torch]'") from error
 
 
 class TorchWeights:
