@@ -327,6 +327,7 @@ class _Builder:
                 "examples": [list(example) for example in variant.examples],
                 "weights": index.weights_file.digest if index.weights_file else "",
                 "source": {"text": record.source.text, "args": dict(record.source.args), "files": dict(record.source.files)},
+                "imports": list(record.imports),
                 "settings": dict(record.verify),
                 "fills": dict(record.fills),
                 "guards": repr(variant.guards),

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from aotpack.compilers.compare import difference, largest_error
-from aotpack.compilers.modules import load_source, named_tensors, own_dense_weights
+from aotpack.compilers.modules import import_modules, load_source, named_tensors, own_dense_weights
 from aotpack_runtime import Entry as LoadedEntry
 from aotpack_runtime import Session, load
 from aotpack_runtime.arguments import describe
@@ -53,6 +53,7 @@ class Bundle:
     _open: dict[str, Bundle] = {}
 
     def __init__(self, path: str, folder: Path, *, need_source: bool = True) -> None:
+        import_modules((), folder)  # the entries' `imports` are looked up beside the manifest first
         self.session: Session = load(path, mode="eager", source="never")
         self._folder, self._need_source = folder, need_source
         self._references: dict[str, Reference] = {}
@@ -182,8 +183,9 @@ class _Source:
         dtype = session.bundle.index.weight_sets[weight_set].dtype if weight_set else ""
         if dtype:
             module.to(getattr(torch, dtype))
+        if not isinstance(module, torch.fx.GraphModule):
+            module.train(entry.training)
         own_dense_weights(module)
-        module.train(entry.training)
         self._module = module
         self._check_weights(session, weight_set)
 

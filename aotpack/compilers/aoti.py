@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -66,7 +67,7 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     leaves = [_parse_leaf(item) for item in program["leaves"]]
     dims: Dims = {name: tuple(bounds) for name, bounds in job["dims"].items()}
     guards = parse_guards(program["guards"])
-    exported = _specialise(job, store, leaves, dims, guards)
+    module, exported = _specialise(job, store, leaves, dims, guards)
     narrowed = _narrowed(exported, leaves, guards, dims, variant)
     with _build_folder(store, job["key"]) as folder:
         library, others = _package(exported, job, folder)
@@ -79,6 +80,15 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
             )
         runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)  # type: ignore[attr-defined]
         names = runner.get_constant_names_to_original_fqns()
+        _bind_zeros(runner, names, module)
+        narrowed = _without_other_shapes(runner, module, narrowed, leaves, dims, job["fills"])
+        examples = _sample_sizes(leaves, dims, narrowed)
+        if not examples:
+            raise CompileError(
+                variant,
+                "no size that it is declared for is served by one piece of code: the model treats 0 and 1 apart",
+                hint="give 0 and 1 as sizes of their own in the manifest",
+            )
         files = {"model.so": store.put_file(library)} | {f"model{p.suffix}": store.put_file(p) for p in others}
     needs = {
         "arch": os.uname().machine,
@@ -89,7 +99,7 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     return {
         "files": files,
         "guards": dump_guards(narrowed),
-        "examples": [_dump_example(item) for item in _sample_sizes(leaves, dims, narrowed)],
+        "examples": [_dump_example(item) for item in examples],
         "constants": [[name, _weight_name(fqn)] for name, fqn in sorted(names.items())],
         "needs": needs,
     }
@@ -113,8 +123,8 @@ class _Kept(torch.nn.Module):
 
 def _specialise(
     job: Mapping[str, Json], store: Store, leaves: Sequence[LeafSpec], dims: Dims, wide: Guards
-) -> ExportedProgram:
-    """The program traced again with the variant's sizes fixed and its ranges open."""
+) -> tuple[_Kept, ExportedProgram]:
+    """The program with zeros for weights, and traced again with the variant's sizes fixed and its ranges open."""
     program = read_program(store.object(job["program"]["file"]["sha256"]))
     tied = job["program"]["tied"]
     zeros: dict[str, torch.Tensor] = {}
@@ -131,7 +141,7 @@ def _specialise(
     module = _Kept(program.module(check_guards=False), job["program"]["kept_results"])  # type: ignore[call-arg]
     try:
         with torch.no_grad(), _quiet_export():
-            return torch.export.export(
+            return module, torch.export.export(
                 module,
                 tuple(_examples(shape, sizes, job["fills"])),
                 dynamic_shapes={"leaves": tuple(_named_dims(shape, dims, wide))},
@@ -153,6 +163,7 @@ def _narrowed(
 ) -> Guards:
     """Guards of the variant: those of its own trace and those of the program it was made from, both."""
     own, where = guards_of(exported, leaves, name=variant)
+    own = tuple(_declared_low(guard, leaf, dims) for guard, leaf in zip(own, leaves, strict=True))
     merged = tuple(_meet(a, b, variant) for a, b in zip(own, wide.leaves, strict=True))
     relations = {relation.text: relation for relation in (*where, *wide.where)}
     guards = Guards(wide.trees, merged, tuple(relations[text] for text in sorted(relations)))
@@ -161,6 +172,23 @@ def _narrowed(
             for axis, (size, dim) in enumerate(zip(leaf.shape, guard.dims, strict=True)):
                 _require_declared(size, dim, dims, f"{leaf.path}.shape[{axis}]", variant)
     return guards
+
+
+def _declared_low(guard: LeafGuard, leaf: LeafSpec, dims: Dims) -> LeafGuard:
+    """The guard of `2*n` from n = 0 or 1 on, where it is so declared: a trace takes such an n to be 2 or more, and
+    `_without_other_shapes` tries the others out."""
+    if not isinstance(guard, TensorGuard) or not isinstance(leaf, TensorLeaf):
+        return guard
+
+    def lowered(size: int | str, dim: int | Range) -> int | Range:
+        if isinstance(dim, int) or isinstance(size, int) or size in dims:
+            return dim
+        form = parse(size)
+        (name,) = form.names
+        low = min(dims[name][0], 2)
+        return Range(form({name: low}), dim.high) if dim.low == form({name: 2}) else dim
+
+    return replace(guard, dims=tuple(map(lowered, leaf.shape, guard.dims)))
 
 
 def _require_declared(size: int | str, dim: int | Range, dims: Dims, place: str, variant: str) -> None:
@@ -190,6 +218,62 @@ def _meet_dim(a: int | Range, b: int | Range, place: str, variant: str) -> int |
     if not fits:
         raise CompileError(variant, f"{place} is {fixed}, which the model does not take: it takes {other}")
     return fixed
+
+
+# ----------------------------------------------------------------------------------------------- sizes 0 and 1
+
+
+def _bind_zeros(runner: Any, names: Mapping[str, str], module: _Kept) -> None:
+    """Give a library the zeros of the program that it was made from."""
+    owned = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    zeros = {_weight_name(name): tensor.detach() for name, tensor in owned.items()}
+    bound = {constant: zeros[_weight_name(fqn)] for constant, fqn in names.items()}
+    if bound:
+        runner.update_constant_buffer(bound, False, True, False)
+
+
+def _without_other_shapes(
+    runner: Any, module: _Kept, guards: Guards, leaves: Sequence[LeafSpec], dims: Dims, fills: Mapping[str, Json]
+) -> Guards:
+    """`guards` without the sizes 0 and 1 for which the library does not give results of the program's shapes.
+
+    Compiled code takes an open size to be 2 or more where shapes depend on it (`squeeze` of a dim of 1), whatever was
+    declared. Values are compared when the variant is verified: here weights are zeros.
+    """
+    shape = Shape((), (), tuple(leaves))
+    for name, (low, high, _) in dims.items():
+        for size in (1, 0):
+            sizes = {**{other: opt for other, (_, _, opt) in dims.items()}, name: size}
+            if low == high or size < low or not _fits(guards, tuple(_example(leaf, sizes) for leaf in leaves)):
+                continue
+            tensors = _examples(shape, sizes, fills)
+            if _shapes(runner.run, tensors) != _shapes(lambda given: module(*given), tensors):
+                guards = _from_size(guards, leaves, name, size + 1)
+    return guards
+
+
+def _shapes(run: Callable[[list[torch.Tensor]], Any], tensors: Sequence[torch.Tensor]) -> list[torch.Size] | None:
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return [result.shape for result in run([tensor.clone() for tensor in tensors])]
+    except Exception:
+        return None
+
+
+def _from_size(guards: Guards, leaves: Sequence[LeafSpec], name: str, low: int) -> Guards:
+    """Guards that turn down sizes below `low` of the dim `name`."""
+
+    def raised(size: int | str, dim: int | Range) -> int | Range:
+        form = parse(str(size))
+        return Range(max(dim.low, form({name: low})), dim.high) if isinstance(dim, Range) and form.names == {name} else dim
+
+    found = [
+        replace(guard, dims=tuple(map(raised, leaf.shape, guard.dims)))
+        if isinstance(guard, TensorGuard) and isinstance(leaf, TensorLeaf)
+        else guard
+        for guard, leaf in zip(guards.leaves, leaves, strict=True)
+    ]
+    return replace(guards, leaves=tuple(found))
 
 
 # -------------------------------------------------------------------------------------------------- the library
@@ -227,10 +311,12 @@ def _package(exported: ExportedProgram, job: Mapping[str, Json], folder: Path) -
 def _cpu_patches(cpu: Mapping[str, Json], folder: Path) -> Iterator[Any]:
     """Code for the named level, whatever the build machine has: torch would look at the machine and try compilers out.
 
-    Also maps the folder of all builds out of the library, the one path that is left in it (torch 2.13). Not the job's
-    own folder: the flags are part of the key under which torch keeps precompiled headers, which jobs share.
+    Also leaves out the checks that a variable of the server would turn on, and maps the folder of all builds out of
+    the library, the one path that is left in it (torch 2.13). Not the job's own folder: the flags are part of the key
+    under which torch keeps precompiled headers, which jobs share.
     """
     from torch._inductor import cpp_builder, cpu_vec_isa
+    from torch._inductor.codegen import cpp_wrapper_cpu
 
     base = {256: cpu_vec_isa.VecAVX2, 512: cpu_vec_isa.VecAVX512}.get(cpu["simd_bits"])
     isas = []
@@ -246,6 +332,19 @@ def _cpu_patches(cpu: Mapping[str, Json], folder: Path) -> Iterator[Any]:
         return [*cflags, f"ffile-prefix-map={folder.parent}=/aotpack"], ldflags
 
     yield mock.patch.object(cpp_builder, "_get_optimization_cflags", flags)
+
+    def no_checks(wrapper: Any) -> None:
+        wrapper.prefix.splice_aot(_NO_CHECKS)
+
+    yield mock.patch.object(cpp_wrapper_cpu.CppWrapperCpu, "generate_input_output_runtime_checks", no_checks)
+
+
+_NO_CHECKS = """
+static bool _check_aoti_runtime_check_inputs_env() { return false; }
+static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}
+"""
+"""In place of torch's own checks, which the server's AOTI_RUNTIME_CHECK_INPUTS would turn on: they turn down sizes 0
+and 1 and the strides of dims of 1, which guards let through."""
 
 
 @contextmanager

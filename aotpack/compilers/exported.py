@@ -30,10 +30,12 @@ from aotpack.compilers.dependencies import dependencies, recording, source_modul
 from aotpack.compilers.flat import PREFIX, Flat, Shape, kept_results, outputs_of
 from aotpack.compilers.modules import (
     default_tree,
+    drop_detach,
     import_modules,
     is_training,
     load_source,
     named_tensors,
+    overlapping,
     own_dense_weights,
     parameters_of,
     storage_order,
@@ -111,6 +113,7 @@ class _Session:
                 f"is in train mode ({self.training[0]}): dropout would drop and batch norm would learn in the server",
                 hint="call .eval() before returning it, or set `training: true`",
             )
+        self.overlapping = overlapping(named_tensors(module))
         own_dense_weights(module)
         self.module = module
         for parameter in module.parameters():
@@ -136,7 +139,8 @@ class _Session:
                 number = next((n for n, item in enumerate(family) if _reaches(item, self._shape(present), dims)), None)
                 if number is None:
                     number = len(family)
-                    family.append(self._exact(present, dims, variant["id"], steps=wide and wide.guards))
+                    steps = wide.guards if wide else None
+                    family.append(self._exact(present, dims, variant["id"], steps))
                 of_variant[variant["id"]] = len(programs) + number
             family += self._small_sizes(present, variants, family)
             programs += family
@@ -223,6 +227,7 @@ class _Session:
         tensors = _examples(shape, sizes, self.job["fills"])
         with torch.no_grad(), _quiet_export(), self._kept_state():
             exported = torch.export.export(flat, tuple(tensors), dynamic_shapes={"leaves": tuple(dynamic)})
+        drop_detach(exported.graph_module)
         self._adopt_literals(exported)
         symbols = Symbols(exported, shape.leaves)
         values = [node.meta["val"] for node in _output_nodes(exported)]
@@ -330,6 +335,14 @@ class _Session:
                 self.job["source"],
                 "forward() writes a tensor that is neither a parameter nor a buffer, so its state cannot be shared",
                 hint="register it with register_buffer()",
+            )
+        views = sorted(self.overlapping.keys() & written)
+        if views:
+            raise SourceError(
+                self.job["source"],
+                f"forward() writes {views[0]!r}, which shares memory with {self.overlapping[views[0]]!r}; "
+                "a bundle keeps the two apart",
+                hint="keep one of them as a buffer and take the other from it in forward()",
             )
         self.state = sorted({other for name in written for other in self.tied if self.tied[other] == self.tied[name]})
 
@@ -530,7 +543,9 @@ def _named_dims(shape: Shape, dims: Dims, guards: Guards | None = None) -> list[
     """torch.export's own named dims for ranges, fixed sizes fixed; multiples of k for a dim that `guards` want to be
     divisible by k, which torch would refuse otherwise."""
     factors = _factors(shape, guards) if guards else {}
-    named = {name: _multiples(name, dims[name], factors.get(name, 1)) for name in dims if dims[name][0] != dims[name][1]}
+    named = {
+        name: _multiples(name, bounds, factors.get(name, 1)) for name, bounds in dims.items() if bounds[0] != bounds[1]
+    }
     specs: list[Any] = []
     taken = set(dims)
     for leaf in shape.leaves:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,9 @@ def load_source(source: str, args: Mapping[str, Json], folder: Path) -> torch.nn
     if source.endswith(".pt2"):
         path = folder / source
         try:
-            return torch.export.load(path).module(check_guards=False)  # type: ignore[call-arg]
+            program = torch.export.load(path)
+            drop_detach(program.graph_module)
+            return program.module(check_guards=False)  # type: ignore[call-arg]
         except Exception as error:
             raise SourceError(source, f"cannot be read as a program of torch.export.save: {_line(error)}") from error
     if str(folder) not in sys.path:
@@ -39,6 +43,16 @@ def load_source(source: str, args: Mapping[str, Json], folder: Path) -> torch.nn
         raise SourceError(source, getattr(error, "problem", str(error))) from error
     except Exception as error:
         raise SourceError(source, f"raised {type(error).__name__}: {_line(error)}{user_place(error, folder)}") from error
+
+
+def drop_detach(graph_module: torch.fx.GraphModule) -> None:
+    """Take out `detach_`, which a trace leaves behind every `torch.tensor([...])`: it does nothing without autograd, and
+    a program that holds it cannot be traced again ("can't detach views in-place", torch 2.13)."""
+    for node in list(graph_module.graph.nodes):
+        if node.target is torch.ops.aten.detach_.default:
+            node.replace_all_uses_with(node.args[0])
+            graph_module.graph.erase_node(node)
+    graph_module.recompile()
 
 
 def import_modules(names: Sequence[str], folder: Path) -> None:
@@ -70,6 +84,11 @@ def parameters_of(module: torch.nn.Module, source: str) -> tuple[Parameter, ...]
                     )
             default = Default(tree, tuple(leaves))
         found.append(Parameter(parameter.name, parameter.kind.name.lower(), default))
+    if isinstance(module, torch.fx.GraphModule):
+        # A saved program takes each argument the way it was exported with, by position or by name.
+        positional = len(module._in_spec.child(0).children())
+        kinds = ["positional_or_keyword" if n < positional else "keyword_only" for n in range(len(found))]
+        found = [replace(parameter, kind=kind) for parameter, kind in zip(found, kinds, strict=True)]
     return tuple(found)
 
 
@@ -93,12 +112,13 @@ def own_dense_weights(module: torch.nn.Module) -> None:
     slice of something larger. Dense permuted layouts (channels-last weights) are kept.
     """
     made: dict[tuple[Any, ...], torch.Tensor] = {}
+    seen: dict[int, tuple[Any, ...]] = {}
     for owner in module.modules():
         for table in (owner._parameters, owner._buffers):
             for name, tensor in table.items():
-                if tensor is None or (tensor.numel() and _is_dense(tensor) and _owns_memory(tensor)):
+                if tensor is None or (tensor.numel() and _is_dense(tensor) and _owns_memory(tensor, seen)):
                     continue
-                key = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride())
+                key = (_storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride())
                 if key not in made:
                     made[key] = tensor.detach().clone(memory_format=torch.contiguous_format)
                 table[name] = (
@@ -106,6 +126,40 @@ def own_dense_weights(module: torch.nn.Module) -> None:
                     if isinstance(tensor, torch.nn.Parameter)
                     else made[key]
                 )
+
+
+def overlapping(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Name -> a name whose tensor shares memory with it without being tied to it: views, which become copies."""
+    found: dict[str, str] = {}
+    by_storage: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            by_storage.setdefault(_storage(tensor), []).append(name)
+    for names in by_storage.values():
+        for left, right in itertools.permutations(names, 2):
+            a, b = tensors[left], tensors[right]
+            if _place(a) != _place(b) and _first_byte(a) < _end_byte(b) and _first_byte(b) < _end_byte(a):
+                found.setdefault(left, right)
+    return found
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for tied tensors, of which one may be the other turned (a decoder's weight, its encoder's transposed)."""
+    turned = tensor.permute(storage_order(tensor))
+    return tensor.dtype, tensor.storage_offset(), turned.shape, turned.stride()
+
+
+def _first_byte(tensor: torch.Tensor) -> int:
+    return tensor.storage_offset() * tensor.itemsize
+
+
+def _end_byte(tensor: torch.Tensor) -> int:
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return _first_byte(tensor) + (steps + 1) * tensor.itemsize
 
 
 def storage_order(tensor: torch.Tensor) -> list[int]:
@@ -119,8 +173,10 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.permute(storage_order(tensor)).is_contiguous()
 
 
-def _owns_memory(tensor: torch.Tensor) -> bool:
-    return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+def _owns_memory(tensor: torch.Tensor, seen: dict[int, tuple[Any, ...]]) -> bool:
+    """Is a tensor all of its memory, and tied to those in `seen` that lie there too?"""
+    whole = tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+    return whole and seen.setdefault(_storage(tensor), _place(tensor)) == _place(tensor)
 
 
 def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -136,7 +192,7 @@ def tied_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     first: dict[Any, str] = {}
     tied: dict[str, str] = {}
     for name, tensor in tensors.items():
-        key = tensor.untyped_storage()._cdata if tensor.numel() else name
+        key = _storage(tensor) if tensor.numel() else name
         tied[name] = first.setdefault(key, name)
     return tied
 
@@ -156,7 +212,9 @@ def _line(error: BaseException) -> str:
 
 
 def is_training(module: torch.nn.Module) -> Sequence[str]:
-    """Names of submodules in train mode, "" for the module itself."""
+    """Names of submodules in train mode, "" for the module itself. None in a saved program, whose mode is in its graph."""
+    if isinstance(module, torch.fx.GraphModule):
+        return []
     return [name for name, part in module.named_modules() if part.training]
 
 

@@ -14,6 +14,7 @@ import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from aotpack_runtime.errors import CompileError
 from aotpack_runtime.format.expression import Expression, parse, variable
@@ -78,6 +79,7 @@ class Symbols:
                 elif size.free_symbols:
                     derived.append((name, size))
         self.divisible: list[str] = []
+        self.solved: list[sympy.Expr] = []
         for name, size in derived:
             self._solve(name, size)
 
@@ -95,14 +97,12 @@ class Symbols:
     def expression(self, size: Any) -> Expression:
         return parse(self.text(self.expr(size)))
 
-    def ranges(self, program: ExportedProgram) -> dict[sympy.Symbol, Range]:
-        """The range of each symbol that stands for a size."""
-        found: dict[sympy.Symbol, Range] = {}
-        for symbol, bounds in program.range_constraints.items():
-            if symbol in self.texts:
-                low = int(bounds.lower) if bounds.lower.is_finite else 0
-                high = int(bounds.upper) if bounds.upper.is_finite and bounds.upper < UNBOUNDED else None
-                found[symbol] = Range(max(low, 0), high)
+    def ranges(self, program: ExportedProgram) -> dict[sympy.Expr, Range]:
+        """The range of each symbol that stands for a size, and of each size that a symbol was solved from."""
+        limits = program.range_constraints
+        found = {symbol: _range(bounds) for symbol, bounds in limits.items() if symbol in self.texts}
+        for size in self.solved:
+            found[size] = _range(bound_sympy(size, limits) & limits.get(size, ValueRanges.unknown_int()))
         return found
 
     def _solve(self, name: str, size: Any) -> None:
@@ -120,6 +120,7 @@ class Symbols:
         shifted = f"({name} - {int(rest)})" if rest else name
         self.divisible.append(f"{shifted} % {int(factor)} == 0")
         self.texts[symbol] = f"{shifted} // {int(factor)}"
+        self.solved.append(size)
 
 
 def guards_of(
@@ -160,12 +161,15 @@ def guards_of(
     return tuple(guards), tuple(unique[text] for text in sorted(unique))
 
 
-def _dim(size: Any, ranges: dict[sympy.Symbol, Range]) -> Dim:
-    if size.is_Integer:
-        return int(size)
-    if isinstance(size, sympy.Symbol) and size in ranges:
-        return ranges[size]
-    return Range(0, None)
+def _dim(size: Any, ranges: dict[sympy.Expr, Range]) -> Dim:
+    """A size by itself; one that follows others is open, since its relation to them says more."""
+    return int(size) if size.is_Integer else ranges.get(size, Range(0, None))
+
+
+def _range(bounds: Any) -> Range:
+    low = int(bounds.lower) if bounds.lower.is_finite else 0
+    high = int(bounds.upper) if bounds.upper.is_finite and bounds.upper < UNBOUNDED else None
+    return Range(max(low, 0), high)
 
 
 def _restates(own: str, text: str) -> bool:
@@ -173,7 +177,7 @@ def _restates(own: str, text: str) -> bool:
     return own in text
 
 
-def _implied(relation: Any, ranges: dict[sympy.Symbol, Range]) -> bool:
+def _implied(relation: Any, ranges: dict[sympy.Expr, Range]) -> bool:
     """Is a relation of one symbol with a constant true in the whole range already?"""
     if not isinstance(relation, sympy.Ge | sympy.Le | sympy.Gt | sympy.Lt | sympy.Ne) or len(relation.free_symbols) != 1:
         return False

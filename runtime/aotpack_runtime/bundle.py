@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,9 @@ class Bundle:
         descriptors, self._descriptors = self._descriptors, {}
         for descriptor in descriptors.values():
             os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
 
     def _open(self, member: str) -> int:
         descriptor = self._descriptors.get(member)
@@ -152,10 +156,15 @@ def _open_folder(root: Path, check: Check) -> Bundle:
 
 
 def _open_member(root: Path, member: str) -> int:
+    """A descriptor of a plain file; anything else is refused rather than waited for (a pipe) or read without end."""
     try:
-        return os.open(root / member, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(root / member, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise MalformedBundle(member, f"cannot be opened: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise MalformedBundle(member, "is not a plain file")
+    return descriptor
 
 
 def _hash(descriptor: int) -> str:

@@ -164,12 +164,14 @@ class Session:
             if self._closed:
                 return
             self._closed = True
-            for entry in self._entries.values():
-                entry.close()
+        # Not under the lock: an entry that loads a variant holds its own and asks for this one.
+        for entry in self._entries.values():
+            entry.close()
+        with self._lock:
             for weights in self._weights.values():
                 weights.close()
             self._weights.clear()
-            self.bundle.close()
+        self.bundle.close()
 
     # -----------------------------------------------------------------------------------------------------------
 

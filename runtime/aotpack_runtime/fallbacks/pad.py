@@ -71,7 +71,11 @@ class Fallback:
         for guard, leaf in zip(variant.guards.leaves, call.leaves, strict=True):
             if isinstance(guard, TensorGuard) and isinstance(leaf, TensorMeta):
                 env.update({variable(guard.path, axis): size for axis, size in enumerate(leaf.shape)})
-        shapes = [tuple(s(env) for s in out.shape) for out in variant.outputs.leaves if isinstance(out, Result)]
+        shapes = [
+            tuple(size(env) for size in out.shape)
+            for out in variant.outputs.leaves
+            if isinstance(out, Result) and out.shape is not None
+        ]
         tick = self._context.counter(self.tier)
 
         def serve(*leaves: Any) -> object:

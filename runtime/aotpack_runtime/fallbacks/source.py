@@ -66,17 +66,14 @@ def split_arguments(
     """Bound values -> args and kwargs as forward() takes them."""
     args: list[object] = []
     kwargs: dict[str, object] = {}
-    after_star = any(parameter.kind == "var_positional" for parameter in parameters)
     for parameter, value in zip(parameters, values, strict=True):
         match parameter.kind:
             case "var_positional":
                 args.extend(value)
             case "var_keyword":
                 kwargs.update(value)
-            case "positional_only":
-                args.append(value)
-            case "positional_or_keyword" if after_star:
-                args.append(value)
-            case _:
+            case "keyword_only":
                 kwargs[parameter.name] = value
+            case _:
+                args.append(value)
     return args, kwargs

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -51,7 +52,8 @@ class AotiExecutable:
         self._quick = 0
         # Operators without a C shim call back into torch, and perhaps Python, which the runner knows how to do.
         self._may_leave = variant.artifact.files.keys() == {LIBRARY}
-        self.run: Callable[[list[Any]], Any] = self._timed if self._may_leave else self._runner.run
+        self._turn = threading.RLock()
+        self.run: Callable[[list[Any]], Any] = self._timed if self._may_leave else self._in_turn
         with weights.lock:
             weights.bind(self._rebind)
 
@@ -66,6 +68,11 @@ class AotiExecutable:
             if self._quick >= QUICK_CALLS:
                 self.run = self._runner.run
         return results
+
+    def _in_turn(self, inputs: list[Any]) -> Any:
+        """Run alone: while an operator runs Python, the runner would wait for it with the GIL that it needs."""
+        with self._turn:
+            return self._runner.run(inputs)
 
     def _leave_gil(self) -> None:
         with self._weights.lock:
@@ -94,9 +101,10 @@ class AotiExecutable:
         filled and swapped in, which waits for running calls, so that a call sees one set whole."""
         tensors = self._tensors()
         if tensors:
-            self._runner.update_constant_buffer(tensors, self._bound, True, True)
-            if self._bound:
-                self._runner.swap_constant_buffer()
+            with self._turn:
+                self._runner.update_constant_buffer(tensors, self._bound, True, True)
+                if self._bound:
+                    self._runner.swap_constant_buffer()
             if self._container is not None:
                 self._container.bind(tensors)
         self._bound = True

@@ -16,8 +16,9 @@ def require(entry: Entry) -> None:
         try:
             importlib.import_module(module)
         except Exception as error:
+            needs = f"the entry needs {', '.join(entry.operators)}" if entry.operators else ""
             raise ArtifactError(
-                entry.name, f"the module {module!r} of its `imports` cannot be imported: {error}"
+                entry.name, f"the module {module!r} of its `imports` cannot be imported: {error}", hint=needs
             ) from error
     for name, wanted in entry.operators.items():
         namespace, _, rest = name.partition("::")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -27,14 +28,17 @@ class TorchWeights:
         self.state_lock = threading.RLock() if weight_set.state else None
         self._executables: list[Callable[[], None]] = []
         self.gate = Gate()
+        self._state = {weight_set.weights[name].tensor for name in weight_set.state}
         self._retired: dict[str, torch.Tensor] = {}
         self._owned: set[str] = set()
-        stored = {ref.tensor: _as_tensor(file[ref.tensor]) for ref in weight_set.weights.values()}
-        state = {weight_set.weights[name].tensor for name in weight_set.state}
-        shared = {key: tensor.clone() if key in state else tensor for key, tensor in stored.items()}
-        self.tensors: Mapping[str, torch.Tensor] = {
-            name: _reordered(shared[ref.tensor], ref.order) for name, ref in weight_set.weights.items()
-        }
+        # The first call may come in inference mode, and tensors made there could not be written outside of it.
+        with torch.inference_mode(False):
+            stored = {ref.tensor: _as_tensor(file[ref.tensor]) for ref in weight_set.weights.values()}
+            self._current = {key: tensor.clone() if key in self._state else tensor for key, tensor in stored.items()}
+            self.tensors = self._named()
+
+    def _named(self) -> Mapping[str, torch.Tensor]:
+        return {name: _reordered(self._current[ref.tensor], ref.order) for name, ref in self.set.weights.items()}
 
     def bind(self, rebind: Callable[[], None]) -> None:
         """Call `rebind` now and after every replacement; it reads `tensors`. The caller holds `lock`."""
@@ -56,10 +60,13 @@ class TorchWeights:
                 raise WeightsError(
                     f"{name}: expected {old.dtype} {list(old.shape)}, got {value.dtype} {list(value.shape)}"
                 )
+            if value.layout is not torch.strided or value.is_meta:
+                raise WeightsError(f"{name}: expected a strided tensor with data, got {value.layout} on {value.device}")
+            stored = value.detach() if ref.order is None else value.detach().permute(ref.order)
             first = given.setdefault(ref.tensor, name)
-            if first != name and not torch.equal(new[first], value):
+            if first != name and not _same_bits(values[ref.tensor], stored):
                 raise WeightsError(f"{first} and {name} are one tied tensor and were given different values")
-            values[ref.tensor] = value.detach()
+            values[ref.tensor] = stored
         return values
 
     def replace(self, values: Mapping[str, torch.Tensor]) -> None:
@@ -68,20 +75,21 @@ class TorchWeights:
         A package keeps every tensor it was ever bound to until the process ends (torch 2.13), so two buffers a weight
         take turns: the one that is written here was retired by the update before, and no call reads it any more.
         """
-        with self.lock, torch.inference_mode(False), torch.no_grad():
+        with self.state_lock or nullcontext(), self.lock, torch.inference_mode(False), torch.no_grad():
             self.gate.wait_for_earlier()
-            state = {self.set.weights[name].tensor for name in self.set.state}
-            current = {ref.tensor: self.tensors[name] for name, ref in self.set.weights.items()}
-            for key, value in values.items():
-                if key in state:
-                    current[key].copy_(value)
-                    continue
-                spare = self._retired.pop(key, None)
+            fresh: dict[str, torch.Tensor] = {}
+            for key in values.keys() - self._state:
+                spare = self._retired.get(key)
+                fresh[key] = (torch.empty_like(self._current[key]) if spare is None else spare).copy_(values[key])
+            for key in values.keys() & self._state:
+                self._current[key].copy_(values[key])
+            for key in fresh:
+                self._retired.pop(key, None)
                 if key in self._owned:
-                    self._retired[key] = current[key]
+                    self._retired[key] = self._current[key]
                 self._owned.add(key)
-                current[key] = (torch.empty_like(current[key]) if spare is None else spare).copy_(value)
-            self.tensors = {name: current[ref.tensor] for name, ref in self.set.weights.items()}
+            self._current |= fresh
+            self.tensors = self._named()
             for rebind in self._executables:
                 rebind()
             self.gate.next_generation()
@@ -97,7 +105,7 @@ class TorchWeights:
 
     def close(self) -> None:
         self._executables.clear()
-        self.tensors = {}
+        self.tensors, self._current, self._retired = {}, {}, {}
 
 
 class Gate:
@@ -136,6 +144,11 @@ def unknown_weight(name: str, known: Mapping[str, object]) -> str:
 
     near = difflib.get_close_matches(name, known, n=3)
     return f"no weight {name!r}; " + (f"did you mean {', '.join(near)}?" if near else f"there are {len(known)} others")
+
+
+def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Equal with NaN equal to itself."""
+    return torch.equal(*[tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (left, right)])
 
 
 def size_tensor(size: int) -> torch.Tensor:
