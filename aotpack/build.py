@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -23,11 +22,11 @@ from aotpack.assembly import make_index
 from aotpack.compilers.dependencies import changed_dependency
 from aotpack.compilers.toolchain import cpu_level, toolchain
 from aotpack.manifest_model import Manifest
-from aotpack.pack import check_replaceable, index_digest, is_current, merge_weights, publish, stage
+from aotpack.pack import check_replaceable, index_digest, is_current, merge_weights, publish, stage, staging
 from aotpack.plan import EntryPlan, Plan, VariantPlan, make_plan
 from aotpack.revisions import AOTI_REVISION, EXPORT_REVISION, VERIFY_REVISION
 from aotpack.workers import Workers
-from aotpack_runtime.errors import AotpackError, CompileError, MissingDependency
+from aotpack_runtime.errors import AotpackError, CompileError, MissingDependency, UsageError
 from aotpack_runtime.format.fingerprint import changed, fingerprint
 from aotpack_runtime.format.index import Index
 from aotpack_runtime.machine import cache_dir
@@ -95,7 +94,7 @@ def build(
         keep_going=keep_going,
     )
     place = out or Path("dist", f"{manifest.bundle.name}-{manifest.bundle.version}")
-    check_replaceable(place)
+    check_replaceable(Path(os.path.realpath(place)))
     check_requires(manifest.requires)
     with Workers(builder.store, jobs or default_jobs(manifest)) as workers:
         return builder.run(place, workers)
@@ -109,8 +108,12 @@ def steps(plan: Plan, store: Store | None = None) -> list[Step]:
 
 def default_jobs(manifest: Manifest) -> int:
     """Processes at a time: the manifest's `build.jobs`, AOTPACK_JOBS, else one for each CPU this process may use."""
-    wanted = os.environ.get("AOTPACK_JOBS") or manifest.build.jobs
-    return len(os.sched_getaffinity(0)) if wanted == "auto" else max(1, int(wanted))
+    wanted = str(os.environ.get("AOTPACK_JOBS") or manifest.build.jobs)
+    if wanted == "auto":
+        return len(os.sched_getaffinity(0))
+    if not wanted.isdecimal() or int(wanted) < 1:
+        raise UsageError(f"AOTPACK_JOBS is {wanted!r}; expected a number of processes, or auto")
+    return int(wanted)
 
 
 def check_requires(requires: Mapping[str, str]) -> None:
@@ -145,9 +148,8 @@ class _Builder:
         self._export(workers)
         self._compile(workers)
         index = self._index()
-        if not any(entry.variants for entry in index.entries.values()):
-            raise CompileError(str(self.plan.manifest.bundle.name), "no variant could be built: " + self._why())
-        index = self._verified(index, out, workers)
+        self._require_some(index)
+        index = self._verified(index, Path(os.path.realpath(out)), workers)
         self.result.path, self.result.digest = out, index_digest(index)
         return self.result
 
@@ -291,16 +293,13 @@ class _Builder:
         }
         if not pending and is_current(index, out):
             return index
-        staged = stage(index, self.store, out)
-        try:
-            bad = self._verify(staged, pending, workers) if pending else set()
-            if bad:
+        with staging(out) as staged:
+            stage(index, self.store, out, staged)
+            if pending and (bad := self._verify(staged, pending, workers)):
                 index = _without(index, bad)
-                shutil.rmtree(staged)
-                staged = stage(index, self.store, out)
+                self._require_some(index)
+                stage(index, self.store, out, staged)
             publish(staged, out)
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
         return index
 
     def _verify(self, staged: Path, pending: Mapping[tuple[str, str], str], workers: Workers) -> set[str]:
@@ -370,8 +369,10 @@ class _Builder:
             self.result.failures.update({variant: str(error) for variant in variants})
             return None
 
-    def _why(self) -> str:
-        return next(iter(self.result.failures.values()), "the manifest has none")
+    def _require_some(self, index: Index) -> None:
+        if not any(entry.variants for entry in index.entries.values()):
+            why = next(iter(self.result.failures.values()), "the manifest has none")
+            raise CompileError(self.plan.manifest.bundle.name, f"no variant could be built: {why}")
 
 
 def _export_name(entry: EntryPlan) -> str:

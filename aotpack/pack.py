@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import fcntl
+import glob
+import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from aotpack_runtime.archive import pack_archive
-from aotpack_runtime.errors import BundleError
+from aotpack_runtime.errors import AotpackError, OutputError
 from aotpack_runtime.format import layout
 from aotpack_runtime.format.fingerprint import digest
 from aotpack_runtime.format.index import Index, dump
@@ -23,64 +28,150 @@ Json = Any
 ARCHIVE_SUFFIXES = (".aotpack", ".zip")
 
 
-def stage(index: Index, store: Store, out: Path) -> Path:
-    """Write the whole bundle to a new folder beside `out`; the caller publishes or discards it."""
-    parent = out.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    _sweep(out)
-    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.{os.getpid()}.", dir=parent))
-    folder.chmod(0o755)
-    for member, file in sorted(index.members().items()):
-        target = folder / member
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(store.object(file.digest), target)
-        target.chmod(0o644)
-    (folder / layout.INDEX).write_bytes(dump(index))
-    return folder
+@contextlib.contextmanager
+def staging(out: Path) -> Iterator[Path]:
+    """A place beside `out` to stage a bundle at. It, and what `publish` took away, is gone afterwards.
+
+    It is locked while this process lives, by the kernel: that is how the next build knows what a killed one left.
+    """
+    parent, prefix = out.parent, f".{out.name}.building-"
+    with _writing(out):
+        parent.mkdir(parents=True, exist_ok=True)
+        for left in parent.glob(glob.escape(prefix) + "*"):
+            with _locked(left, wait=False) as free:
+                if free and any(left.iterdir()):  # it is empty before its owner has locked it
+                    shutil.rmtree(left, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    with _locked(folder, wait=True):
+        try:
+            yield folder / "bundle"
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def publish(staged: Path, out: Path) -> Path:
+def stage(index: Index, store: Store, out: Path, folder: Path) -> None:
+    """Write the whole bundle to `folder`, anew if something is there; it is to become `out`."""
+    with _writing(out):
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(mode=0o755)
+        for member, file in sorted(index.members().items()):
+            target = folder / member
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(store.object(file.digest), target)
+            target.chmod(0o644)
+        (folder / layout.INDEX).write_bytes(dump(index))
+
+
+def publish(staged: Path, out: Path) -> None:
     """Put a staged bundle in the place of `out` in one step, as a folder or, by its suffix, as an archive.
 
-    A reader sees the old bundle or the new one, whole. BundleError when `out` is something that is no bundle.
+    A reader sees the old bundle or the new one, whole. OutputError when `out` is something that is no bundle.
     """
-    if out.suffix in ARCHIVE_SUFFIXES:
-        pack_archive(staged, out)
-        shutil.rmtree(staged)
-        return out
     check_replaceable(out)
-    if not out.exists():
-        os.rename(staged, out)
-    elif _exchange(staged, out):
-        shutil.rmtree(staged)
-    else:
-        retired = staged.with_name(staged.name + "old")
-        os.rename(out, retired)
-        os.rename(staged, out)
-        shutil.rmtree(retired)
-    return out
+    with _writing(out):
+        if out.suffix in ARCHIVE_SUFFIXES:
+            os.replace(pack_archive(staged, staged.with_name("archive")), out)
+        elif not out.exists():
+            os.rename(staged, out)
+        elif not _exchange(staged, out):
+            os.rename(out, staged.with_name("replaced"))
+            os.rename(staged, out)
 
 
 def check_replaceable(out: Path) -> None:
-    """BundleError when `out` exists and replacing it would destroy something that is not a bundle."""
+    """OutputError when `out` exists and replacing it would destroy something that is not a bundle."""
     if out.suffix in ARCHIVE_SUFFIXES:
         if out.is_dir():
-            raise BundleError(f"{out}: is a directory, and {out.suffix} asks for an archive", hint="name another place")
+            raise OutputError(f"{out}: is a directory, and {out.suffix} asks for an archive", hint="name another place")
+        if out.exists() and not (out.stat().st_size == 0 or _is_archive(out)):
+            raise OutputError(f"{out}: exists and is not a bundle", hint="name another place with -o, or remove it")
         return
     if out.exists() and not out.is_dir():
-        raise BundleError(f"{out}: exists and is a file, not a bundle", hint="name another place with -o")
-    if out.is_dir() and not (out / layout.INDEX).exists() and any(out.iterdir()):
-        raise BundleError(f"{out}: exists and is not a bundle", hint="name another place with -o, or remove it")
+        raise OutputError(f"{out}: exists and is a file, not a bundle", hint="name another place with -o")
+    if out.is_dir() and any(out.iterdir()) and not _is_bundle(out):
+        raise OutputError(f"{out}: exists and is not a bundle", hint="name another place with -o, or remove it")
+
+
+def _is_bundle(folder: Path) -> bool:
+    """Is `folder` one of ours, of whatever format version? Other programs have an index.json too."""
+    try:
+        return _is_index((folder / layout.INDEX).read_bytes())
+    except OSError:
+        return False
+
+
+def _is_archive(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _is_index(archive.read(layout.INDEX))
+    except (OSError, KeyError, zipfile.BadZipFile):
+        return False
+
+
+def _is_index(data: bytes) -> bool:
+    try:
+        index = json.loads(data)
+    except ValueError:
+        return False
+    return isinstance(index, dict) and {"format", "bundle", "entries"} <= index.keys()
 
 
 def is_current(index: Index, out: Path) -> bool:
-    """Is the bundle at `out` this one already, every member in place with its size?"""
+    """Is the bundle at `out` this one already, with every member's bytes in place?
+
+    Members are written before the index: one that was not changed since, as the kernel's clock says, is not hashed.
+    """
     try:
         if (out / layout.INDEX).read_bytes() != dump(index):
             return False
-        return all((out / member).stat().st_size == file.size_bytes for member, file in index.members().items())
+        written = (out / layout.INDEX).stat().st_ctime_ns
+        for member, file in index.members().items():
+            status = (out / member).stat()
+            if status.st_size != file.size_bytes or (
+                status.st_ctime_ns > written and _digest(out / member) != file.digest
+            ):
+                return False
     except OSError:
         return False
+    return True
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    """What the file system refuses is not a fault of ours: it becomes a sentence about `out`."""
+    try:
+        yield
+    except OSError as error:
+        hint = ""
+        if error.errno in (errno.EBUSY, errno.EXDEV):
+            hint = f"it is a mount point, which cannot be replaced: name a folder inside it, such as {out / 'bundle'}"
+        place = f" ({error.filename})" if error.filename else ""
+        raise AotpackError(f"{out}: cannot be written: {error.strerror or error}{place}", hint=hint) from error
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, *, wait: bool) -> Iterator[bool]:
+    """Hold the lock of `folder`, until the block or this process ends; False when it cannot be had."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            free = True
+        except OSError:  # another process has it, or the file system has no locks
+            free = False
+        yield free
+    finally:
+        os.close(descriptor)
 
 
 def index_digest(index: Index) -> str:
@@ -130,11 +221,3 @@ def _exchange(left: Path, right: Path) -> bool:
     if ctypes.get_errno() in (errno.EINVAL, errno.ENOSYS):
         return False
     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(right))
-
-
-def _sweep(out: Path) -> None:
-    """Remove staged folders that killed builds left beside `out`."""
-    for path in out.absolute().parent.glob(f".{out.name}.*.*"):
-        process = path.name.removeprefix(f".{out.name}.").partition(".")[0]
-        if process.isdigit() and not Path("/proc", process).exists():
-            shutil.rmtree(path, ignore_errors=True)

@@ -91,7 +91,11 @@ class Bundle:
                 problem = difference(a, b, rtol=settings["rtol"], atol=settings["atol"], values=not random)
                 if problem:
                     sizes = [size for size in example if size is not None]
-                    raise CompileError(variant_id, f"disagrees with {reference.name} at sizes {sizes}: {what}{problem}")
+                    raise CompileError(
+                        variant_id,
+                        f"disagrees with {reference.name} at sizes {sizes}: {what}{problem}",
+                        hint=reference.hint,
+                    )
             worst = max(worst, 0.0 if random else largest_error(wanted, found))
             weights.restore(before)
             cases += 1
@@ -139,9 +143,10 @@ class Bundle:
 
 
 class Reference(Protocol):
-    """What variants are compared with; `name` says what it is."""
+    """What variants are compared with; `name` says what it is, `hint` what may be the matter when they disagree."""
 
     name: str
+    hint: str
 
     def run(self, variant: Variant, leaves: list[Any], state: State) -> tuple[Any, tuple[list[Any], State]]:
         """(result, (leaves afterwards, state afterwards)), begun from `state`."""
@@ -152,6 +157,7 @@ class _Program:
     """The widest program of the bundle that takes the call, with the bundle's weights and state."""
 
     name = "the bundle's exported program"
+    hint = ""
 
     def __init__(self, entry: LoadedEntry) -> None:
         self._entry = entry
@@ -176,6 +182,7 @@ class _Source:
     """The model constructed from its source."""
 
     name = "eager"
+    hint = ""
 
     def __init__(self, entry: Entry, folder: Path, session: Session, weight_set: str) -> None:
         self._entry = entry
@@ -197,11 +204,15 @@ class _Source:
             rest = list(leaves)
             values = [unflatten(tree, rest) for tree in variant.guards.trees]
             args, kwargs = split_arguments(self._entry.parameters, values)
+            before = _attributes(self._module)
             torch.manual_seed(0)
             try:
                 result = select_outputs(self._module(*args, **kwargs), self._entry.output_names)
             except Exception as error:
                 raise CompileError(variant.id, f"eager itself fails at these sizes: {type(error).__name__}: {error}") from error
+            kept = [name for name, value in _attributes(self._module).items() if _is_other(before.get(name), value)]
+            if kept:
+                self.hint = f"forward() sets {', '.join(kept)}: what calls keep is registered with register_buffer()"
             tensors = named_tensors(self._module)
             return result, (leaves, {name: tensors[name].clone() for name in state})
 
@@ -240,6 +251,21 @@ def verify_bundle(
             except AotpackError as error:
                 seen[variant.id] = str(error)
     return seen, dict(bundle.session.skipped)
+
+
+def _attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """Tensors and scalars that modules hold as plain attributes, by name."""
+    return {
+        f"{path}.{name}".removeprefix("."): value
+        for path, owner in module.named_modules()
+        for name, value in vars(owner).items()
+        if not name.startswith("_") and isinstance(value, torch.Tensor | bool | int | float | str | None)
+    }
+
+
+def _is_other(before: Any, after: Any) -> bool:
+    both = isinstance(before, torch.Tensor) or isinstance(after, torch.Tensor)
+    return before is not after if both else bool(before != after)
 
 
 def _cases(variant: Variant, samples: int) -> list[tuple[int, Example]]:

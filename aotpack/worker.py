@@ -1,8 +1,9 @@
 """The builder as a child process: jobs come in as lines of JSON, results go out as lines of JSON.
 
 A job that crashes its toolchain takes this process down and nothing else. `python -m aotpack.worker STORE` reads jobs
-from stdin until it is closed; results go to the file descriptor that stdout was, while everything that libraries print
-goes to stderr, which the parent keeps as the log of the job.
+from stdin; when that is closed nobody waits for a result any more, and the job at hand ends with its compilers. Results
+go to the file descriptor that stdout was, while everything that libraries print goes to stderr, which the parent keeps
+as the log of the job.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, NoReturn
 
 from aotpack_runtime.errors import AotpackError
 from aotpack_runtime.store import Store
@@ -26,14 +30,24 @@ JOBS = {
 """Kind of job -> the module whose `compile(job, store)` does it."""
 
 
-def main(root: str) -> int:
-    """Serve jobs until stdin ends; returns the exit status."""
+def main(root: str) -> NoReturn:
+    """Serve jobs until stdin ends, and the process with it."""
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     store = Store(Path(root))
+    jobs: SimpleQueue[str] = SimpleQueue()
+    threading.Thread(target=_read, args=(jobs,), daemon=True).start()
+    while True:
+        print(json.dumps(_run(json.loads(jobs.get()), store)), file=results, flush=True)
+
+
+def _read(jobs: SimpleQueue[str]) -> None:
+    """Hand on the lines of stdin; at its end, which is that of a killed parent too, end this process and its children."""
     for line in sys.stdin:
-        print(json.dumps(_run(json.loads(line), store)), file=results, flush=True)
-    return 0
+        jobs.put(line)
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
 
 
 def _run(job: dict[str, Any], store: Store) -> dict[str, Any]:
@@ -50,4 +64,4 @@ def _run(job: dict[str, Any], store: Store) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    main(sys.argv[1])

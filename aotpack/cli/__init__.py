@@ -2,7 +2,7 @@
 
 stdout carries the result only; progress and messages go to stderr. Exit codes: 0 done, 1 build or verification failed,
 2 wrong usage, 3 manifest invalid, 4 tool or dependency missing, 5 some variants failed under --keep-going, 6 bundle
-does not fit this host, 7 integrity, 130 interrupted.
+does not fit this host, 7 integrity, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations

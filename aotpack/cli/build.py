@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ SOME_FAILED = 5
 def command(
     manifest: Path = typer.Argument(help="The manifest to build."),
     out: Path | None = typer.Option(None, "-o", "--output", help="Folder, or FILE.aotpack for an archive. Default: dist/NAME-VERSION."),
-    jobs: int | None = typer.Option(None, "-j", "--jobs", min=1, envvar="AOTPACK_JOBS", help="Processes at a time. Default: one a CPU."),
+    jobs: int | None = typer.Option(None, "-j", "--jobs", min=1, help="Processes at a time. Default: AOTPACK_JOBS, the manifest's, else one a CPU."),
     only: str = typer.Option("*", "--only", metavar="GLOB", help="Build only variants or entries that match."),
     target: str | None = typer.Option(None, "--target", metavar="NAME", help="Build for one target of the manifest."),
     sets: list[str] = typer.Option([], "--set", metavar="K=V", help="Change a value of the manifest by its path."),
@@ -65,7 +66,7 @@ def _reporter() -> Reporter:
 
         def __init__(self) -> None:
             self.total = self.count = 0
-            self.live = sys.stderr.isatty()
+            self.live = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
         def begin(self, kind: str, total: int) -> None:
             self.total, self.count = total, 0
@@ -81,6 +82,6 @@ def _reporter() -> Reporter:
 
         def _status(self, kind: str) -> None:
             if self.live:
-                print(f"\r\x1b[K{kind}: {self.count} of {self.total} done ...", end="", file=sys.stderr, flush=True)
+                note(f"\r\x1b[K{kind}: {self.count} of {self.total} done ...", end="")
 
     return Lines()

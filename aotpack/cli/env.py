@@ -7,8 +7,7 @@ import os
 import platform
 import shutil
 
-
-from aotpack.cli.output import JSON_OPTION, result
+from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, result
 
 _PACKAGES = ("aotpack", "aotpack-runtime", "torch", "triton", "safetensors", "numpy", "transformers", "pydantic", "typer")
 _VARIABLES = (
@@ -17,7 +16,7 @@ _VARIABLES = (
 )  # fmt: skip
 
 
-def command(as_json: bool = JSON_OPTION) -> None:
+def command(as_json: bool = JSON_OPTION, debug: bool = DEBUG_OPTION) -> None:
     """Print versions of everything that matters, the settings in force, and what this host offers."""
     from aotpack_runtime.machine import cache_dir, this_machine
 
@@ -36,7 +35,7 @@ def command(as_json: bool = JSON_OPTION) -> None:
         "variables": {name: os.environ.get(name) for name in _VARIABLES},
         "cache_dir": str(cache_dir()),
     }
-    lines = [f"{group}.{name}: {text}" for group, items in value.items() if isinstance(items, dict) for name, text in items.items()]
+    lines = [f"{group}.{name}: {' '.join(text) if isinstance(text, list) else text}" for group, items in value.items() if isinstance(items, dict) for name, text in items.items()]
     lines += [f"python: {value['python']}", f"cache_dir: {value['cache_dir']}"]
     result(value, as_json=as_json, text="\n".join(lines))
 
@@ -52,5 +51,3 @@ def _levels(flags: frozenset[str]) -> list[str]:
     from aotpack_runtime.format.target import X86_64_LEVELS, cpu_flags
 
     return [level for level in X86_64_LEVELS if cpu_flags(level) <= flags]
-
-

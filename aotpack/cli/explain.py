@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, result
 if TYPE_CHECKING:
     from aotpack_runtime.format.index import Entry
     from aotpack_runtime.format.tensor import Call, Leaf
+    from aotpack_runtime.format.tree import Tree
 
 _SHAPE = re.compile(r"(?P<path>[^=]+)=(?P<shape>scalar|\d+(x\d+)*):(?P<dtype>\w+)(:(?P<layout>channels_last))?")
 
@@ -52,20 +54,24 @@ def command(
 
 def _call(record: Entry, shapes: list[str], values: list[str], device: str) -> Call:
     """The call that the options describe; arguments that are left out have their defaults."""
-    from aotpack_runtime.format.tensor import Call
+    from aotpack_runtime.format.tensor import Call, TensorMeta
+    from aotpack_runtime.format.tree import LEAF, flatten, paths
 
-    given = {**dict(_tensor(text, device) for text in shapes), **dict(_scalar(text) for text in values)}
-    trees: list[Any] = []
-    leaves: list[Leaf] = []
-    for parameter in record.parameters:
-        own = {path: leaf for path, leaf in given.items() if re.fullmatch(re.escape(parameter.name) + r"(\W.*)?", path)}
-        if own:
-            tree = next(
-                (g.trees[record.parameters.index(parameter)] for g in (v.guards for v in (*record.variants, *record.programs))),
-                "*",
-            )
-            trees.append(tree if len(own) > 1 or parameter.name not in own else "*")
-            leaves += own.values()
+    given: dict[str, Any] = {**dict(_tensor(text, device) for text in shapes), **dict(_scalar(text) for text in values)}
+    trees: list[Tree] = []
+    leaves: list[Any] = []
+    for position, parameter in enumerate(record.parameters):
+        own = {path: given.pop(path) for path in list(given) if re.fullmatch(re.escape(parameter.name) + r"(\W.*)?", path)}
+        whole = own.get(parameter.name) if len(own) == 1 else None
+        if isinstance(whole, TensorMeta):
+            trees.append(LEAF)
+            leaves.append(whole)
+        elif parameter.name in own and len(own) == 1:
+            trees.append(flatten(whole, leaves))
+        elif own:
+            tree = _tree_of(record, position, own.keys())
+            trees.append(tree)
+            leaves += [own[path] for path in paths(tree, parameter.name)]
         elif parameter.default is not None:
             trees.append(parameter.default.tree)
             leaves += parameter.default.leaves
@@ -75,11 +81,23 @@ def _call(record: Entry, shapes: list[str], values: list[str], device: str) -> C
             trees.append(("dict", ()))
         else:
             raise typer.BadParameter(f"{record.name} needs the argument {parameter.name!r}: --shape {parameter.name}=8x128:float32")
-        given = {path: leaf for path, leaf in given.items() if path not in own}
     if given:
         names = ", ".join(record.parameter_names)
         raise typer.BadParameter(f"{record.name} has no argument {next(iter(given))!r}; it has: {names}")
     return Call(tuple(trees), tuple(leaves))
+
+
+def _tree_of(record: Entry, position: int, given: Collection[str]) -> Tree:
+    """The containers around the leaves `given` of a parameter, as a variant or program has them."""
+    from aotpack_runtime.format.tree import paths
+
+    name = record.parameters[position].name
+    trees = [variant.guards.trees[position] for variant in (*record.variants, *record.programs)]
+    for tree in trees:
+        if set(paths(tree, name)) == set(given):
+            return tree
+    known = ", ".join(paths(trees[0], name)) if trees else "none"
+    raise typer.BadParameter(f"{name!r} has the leaves {known}; given: {', '.join(given)}")
 
 
 def _tensor(text: str, device: str) -> tuple[str, Leaf]:
@@ -95,7 +113,7 @@ def _tensor(text: str, device: str) -> tuple[str, Leaf]:
     return match["path"], TensorMeta(match["dtype"], device, shape, strides)
 
 
-def _scalar(text: str) -> tuple[str, Leaf]:
+def _scalar(text: str) -> tuple[str, Any]:
     path, equals, value = text.partition("=")
     if not equals:
         raise typer.BadParameter(f"{text!r} is not ARG=JSON")

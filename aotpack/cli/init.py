@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import typer
 
-from aotpack.cli.output import note
-from aotpack_runtime.errors import AotpackError
+from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, note, result
+from aotpack_runtime.errors import OutputError
 
 TEMPLATE = """\
 # What a release builds: entries, the shapes to have ready, and what they are for. `aotpack schema` has every key.
@@ -39,10 +40,13 @@ entries:
 def command(
     path: Path = typer.Argument(Path("manifest.yaml"), help="Where to write it."),
     force: bool = typer.Option(False, "--force", help="Replace a file that is there."),
+    as_json: bool = JSON_OPTION,
+    debug: bool = DEBUG_OPTION,
 ) -> None:
     """Write a commented manifest to start from."""
     if path.exists() and not force:
-        raise AotpackError(f"{path}: exists", hint="name another file, or --force")
-    path.write_text(TEMPLATE.format(name=path.absolute().parent.name.lower().replace(" ", "-") or "bundle"))
+        raise OutputError(f"{path}: exists", hint="name another file, or --force")
+    name = re.sub(r"[^a-z0-9_.-]+", "-", path.absolute().parent.name.lower()).strip("-").lstrip(".-0123456789")
+    path.write_text(TEMPLATE.format(name=name or "bundle"))
     note("next: write model.py with build(), then `aotpack plan` and `aotpack build`")
-    typer.echo(str(path))
+    result({"ok": True, "path": str(path)}, as_json=as_json, text=str(path))

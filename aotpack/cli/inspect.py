@@ -66,7 +66,7 @@ def _variant(variant: Any) -> dict[str, Any]:
 def _text(value: dict[str, Any]) -> str:
     lines = [
         f"{value['name']} {value['version']}  {size_text(value['bytes'])}  sha256 {value['digest']}",
-        "built with " + ", ".join(f"{name} {text}" for name, text in sorted(value["provenance"]["tools"].items())),
+        "built with " + ", ".join(f"{name} {text}" for name, text in sorted(value["provenance"].get("tools", {}).items())),
     ]
     if value["weights"]:
         lines.append(f"weights {size_text(value['weights']['bytes'])}, once for all variants")

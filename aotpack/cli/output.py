@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn, TextIO
 
 import typer
 
@@ -15,62 +17,94 @@ from aotpack_runtime.errors import AotpackError, CompileError, ManifestError, Ta
 
 Json = Any
 INTERRUPTED = 130
+TERMINATED = 143
+"""128 and the number of the signal, as shells have it."""
 
 JSON_OPTION = typer.Option(False, "--json", help="One JSON document on stdout, also on failure.")
-DEBUG_OPTION = typer.Option(False, "--debug", help="Show tracebacks and the logs of failed jobs.", hidden=False)
+DEBUG_OPTION = typer.Option(False, "--debug", help="Show tracebacks and the logs of failed jobs.")
 
 
 def result(value: Json, *, as_json: bool, text: str) -> None:
-    """Print the result of a command to stdout: `value` as one JSON document, or `text`."""
-    typer.echo(json.dumps(value, indent=2, sort_keys=True) if as_json else text)
+    """Print the result of a command to stdout: `value` as one JSON document, or `text`.
+
+    A reader that has gone away is not an error: the command ends as it would have.
+    """
+    try:
+        typer.echo(json.dumps(value, indent=2, sort_keys=True) if as_json else text)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _silence(sys.stdout)
 
 
-def note(text: str) -> None:
-    """Say something to the person who watches: stderr."""
-    print(text, file=sys.stderr, flush=True)
+def note(text: str, *, end: str = "\n") -> None:
+    """Say something to the person who watches: stderr. Nobody need be there."""
+    if sys.stderr is None:
+        return
+    try:
+        print(text, end=end, file=sys.stderr, flush=True)
+    except OSError:
+        _silence(sys.stderr)
 
 
 def run(app: typer.Typer) -> int:
     """Run the app; errors of ours become one line (all lines of a manifest's), everything else a line and a request."""
     as_json, debug = "--json" in sys.argv, "--debug" in sys.argv
+    signal.signal(signal.SIGTERM, _terminated)  # so that what was begun is cleaned up
     try:
-        status = app(standalone_mode=False)
-        sys.stdout.flush()
-        return status if isinstance(status, int) else 0
+        # Without a command there is help, which is not the result of anything.
+        with contextlib.redirect_stdout(sys.stderr) if len(sys.argv) < 2 else contextlib.nullcontext():
+            status = app(standalone_mode=False)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
     except AotpackError as error:
         return _fail(error, error.exit_code, as_json=as_json, debug=debug)
-    except KeyboardInterrupt:
-        note("interrupted; nothing was written")
-        return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
-        if show is not None and code is not None:  # usage errors of typer, which print themselves
-            if as_json:
-                typer.echo(json.dumps({"ok": False, "exit_code": code, "error": {"message": str(error)}}))
-            show()
-            return int(code)
-        if code is not None:
-            return int(code)
-        return _fail(error, 1, as_json=as_json, debug=debug)
+        if show is None or code is None:
+            return _fail(error, 1, as_json=as_json, debug=debug)
+        if as_json:  # usage errors of typer, which print themselves
+            _print_failure({"type": "UsageError", "message": error.format_message()}, int(code))  # type: ignore[attr-defined]
+        show()
+        return int(code)
+    if status in {INTERRUPTED, TERMINATED}:
+        if as_json:
+            _print_failure({"type": "Interrupted", "message": "interrupted; nothing was written"}, status)
+        note("interrupted; nothing was written")
+    return status if isinstance(status, int) else 0
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    raise typer.Exit(TERMINATED)
+
+
+def _silence(stream: TextIO) -> None:
+    """Let nothing more be written where it cannot be, not even what Python flushes when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _fail(error: Exception, code: int, *, as_json: bool, debug: bool) -> int:
     if debug:
-        traceback.print_exception(error, file=sys.stderr)
+        note("".join(traceback.format_exception(error)))
         if isinstance(error, CompileError) and error.log:
             note(error.log)
     if as_json:
-        typer.echo(json.dumps({"ok": False, "exit_code": code, "error": _record(error)}, indent=2, sort_keys=True))
+        _print_failure(_record(error), code)
     elif isinstance(error, ManifestError):
         note("\n".join(map(str, error.problems)))
     elif isinstance(error, AotpackError):
         note(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
+    elif isinstance(error, OSError):
+        note(f"error: {error.filename or 'output'}: {error.strerror}")
+        if error.filename is None and sys.stdout is not None:
+            _silence(sys.stdout)
     else:
         note(f"error: {type(error).__name__}: {error}\nhint: this is a bug of aotpack; run again with --debug and report it")
     return code
+
+
+def _print_failure(record: Mapping[str, Json], code: int) -> None:
+    result({"ok": False, "exit_code": code, "error": record}, as_json=True, text="")
 
 
 def _record(error: Exception) -> Mapping[str, Json]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import typer
@@ -31,7 +30,6 @@ def command(
     failed = [name for name, word, _ in rows if word != "ok"]
     value = {"ok": not failed, "variants": {name: {"verdict": word, "detail": detail} for name, word, detail in rows}}
     result(value, as_json=as_json, text=table(rows, ("variant", "verdict", "detail")))
-    sys.stdout.flush()
     if any(word == "FAILED" for _, word, _ in rows):
         return 1
     return 6 if failed else 0

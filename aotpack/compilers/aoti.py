@@ -30,6 +30,7 @@ from aotpack.compilers.exported import (
     export_error,
 )
 from aotpack.compilers.flat import PREFIX, Shape
+from aotpack.compilers.kernels import raising_kernels
 from aotpack.compilers.modules import import_modules
 from aotpack.compilers.shapes import IntLeaf, LeafSpec, TensorLeaf, ValueLeaf, guards_of
 from aotpack.compilers.toolchain import needs_of_library
@@ -204,7 +205,7 @@ def _require_declared(size: int | str, dim: int | Range, dims: Dims, place: str,
 def _meet(a: LeafGuard, b: LeafGuard, variant: str) -> LeafGuard:
     if isinstance(a, TensorGuard) and isinstance(b, TensorGuard):
         dims = tuple(_meet_dim(x, y, f"{a.path}.shape[{axis}]", variant) for axis, (x, y) in enumerate(zip(a.dims, b.dims, strict=True)))
-        return TensorGuard(path=a.path, dtype=a.dtype, dims=dims, device=a.device, layout=a.layout)
+        return replace(b, dims=dims, layout=a.layout)
     if isinstance(a, IntGuard) and isinstance(b, IntGuard):
         return IntGuard(path=a.path, dim=a.dim.meet(b.dim))
     return a
@@ -288,6 +289,7 @@ def _package(exported: ExportedProgram, job: Mapping[str, Json], folder: Path) -
     with ExitStack() as stack:
         for patch in _cpu_patches(job["cpu"], folder):
             stack.enter_context(patch)
+        stack.enter_context(raising_kernels())
         stack.enter_context(mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor")))
         options |= {"cpp.march": job["cpu"]["march"], "cpp.simdlen": job["cpu"]["simd_bits"] or 1}
         try:
@@ -311,9 +313,9 @@ def _package(exported: ExportedProgram, job: Mapping[str, Json], folder: Path) -
 def _cpu_patches(cpu: Mapping[str, Json], folder: Path) -> Iterator[Any]:
     """Code for the named level, whatever the build machine has: torch would look at the machine and try compilers out.
 
-    Also leaves out the checks that a variable of the server would turn on, and maps the folder of all builds out of
-    the library, the one path that is left in it (torch 2.13). Not the job's own folder: the flags are part of the key
-    under which torch keeps precompiled headers, which jobs share.
+    Also leaves out the checks that a variable of the server would turn on, and maps the folders of all builds and of
+    torch out of the library, the paths that are left in it (torch 2.13). Not the job's own folder: the flags are part
+    of the key under which torch keeps precompiled headers, which jobs share.
     """
     from torch._inductor import cpp_builder, cpu_vec_isa
     from torch._inductor.codegen import cpp_wrapper_cpu
@@ -329,7 +331,8 @@ def _cpu_patches(cpu: Mapping[str, Json], folder: Path) -> Iterator[Any]:
 
     def flags(*args: Any, **kwargs: Any) -> Any:
         cflags, ldflags = original(*args, **kwargs)
-        return [*cflags, f"ffile-prefix-map={folder.parent}=/aotpack"], ldflags
+        headers = Path(torch.__file__).parent
+        return [*cflags, f"ffile-prefix-map={folder.parent}=/aotpack", f"ffile-prefix-map={headers}=/torch"], ldflags
 
     yield mock.patch.object(cpp_builder, "_get_optimization_cflags", flags)
 

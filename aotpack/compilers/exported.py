@@ -14,7 +14,7 @@ import math
 import re
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,7 +46,7 @@ from aotpack.compilers.shapes import IntLeaf, LeafSpec, Symbols, TensorLeaf, Val
 from aotpack_runtime.errors import CompileError, SourceError
 from aotpack_runtime.format.codec import dump_guards, dump_outputs, dump_scalar
 from aotpack_runtime.format.expression import parse, variable
-from aotpack_runtime.format.guard import Guards, IntGuard, Range, TensorGuard
+from aotpack_runtime.format.guard import Guards, IntGuard, LeafGuard, Range, TensorGuard
 from aotpack_runtime.format.index import dump_parameter
 from aotpack_runtime.format.output import Outputs
 from aotpack_runtime.format.tree import Tree, paths
@@ -233,6 +233,7 @@ class _Session:
         values = [node.meta["val"] for node in _output_nodes(exported)]
         outputs, compiled = outputs_of(flat, symbols, values, self.name)
         leaves, where = guards_of(exported, shape.leaves, name=self.name)
+        leaves = _with_written(leaves, shape.leaves, exported)
         example = tuple(_example(leaf, sizes) for leaf in shape.leaves)
         return Program(exported, Guards(shape.trees, leaves, where), outputs, compiled, shape, example)
 
@@ -268,10 +269,26 @@ class _Session:
             if lowered and len(lowered) > 1 and not self._agrees(program, dict.fromkeys(lowered, size)):
                 lowered = []
             guards = _with_low(guards, lowered, size)
-        return replace(program, guards=guards)
+        return replace(program, guards=self._with_any_layout(program, guards))
 
-    def _agrees(self, program: Program, sizes: Mapping[str, int]) -> bool:
-        """Does the program give eager's result with these sizes? False too where eager refuses."""
+    def _with_any_layout(self, program: Program, guards: Guards) -> Guards:
+        """`guards` that take arguments in any layout where the program computes what eager does with them: it does
+        not where the model asks for strides, or made nothing of `x.contiguous()` when it was traced."""
+        few = {name: max(2, dim.low) for name, dim in _named_sizes(guards) if isinstance(dim, Range)}
+        sizes = few if _resized(program, few) else {}
+        if not all(self._agrees(program, sizes, arrange) for arrange in (_reversed, _apart, _channels_last)):
+            return guards
+        leaves = [replace(leaf, layout="any") if isinstance(leaf, TensorGuard) else leaf for leaf in guards.leaves]
+        return replace(guards, leaves=tuple(leaves))
+
+    def _agrees(
+        self,
+        program: Program,
+        sizes: Mapping[str, int],
+        arrange: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
+    ) -> bool:
+        """Does the program give eager's result with these sizes, and arguments in memory as `arrange` copies them?
+        False too where eager refuses."""
         example = _resized(program, sizes)
         if example is None:
             return False
@@ -281,11 +298,11 @@ class _Session:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), self._kept_state() as restore:
             try:
                 torch.manual_seed(0)
-                wanted = flat(*[tensor.clone() for tensor in tensors])
+                wanted = flat(*map(arrange, tensors))
                 restore()
                 torch.manual_seed(0)
                 bound = [self._everything()[name] for name in program_weights(program.exported)]
-                found = program.exported.graph_module(*bound, *[tensor.clone() for tensor in tensors])
+                found = program.exported.graph_module(*bound, *map(arrange, tensors))
             except Exception:
                 return False
         return difference(tuple(wanted), tuple(found)) is None
@@ -656,6 +673,25 @@ def _resized(program: Program, sizes: Mapping[str, int]) -> tuple[tuple[int, ...
     )
 
 
+def _reversed(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy whose first dim is innermost in memory."""
+    axes = tuple(reversed(range(tensor.dim())))
+    return tensor.permute(axes).clone(memory_format=torch.contiguous_format).permute(axes)
+
+
+def _apart(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with gaps between its rows."""
+    if not tensor.dim():
+        return tensor.clone()
+    return torch.stack([tensor, tensor], dim=1).select(1, 0)
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is channels-last where it has the dims for it, and contiguous if not."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return tensor.clone(memory_format=formats.get(tensor.dim(), torch.contiguous_format))
+
+
 def _low_examples(program: Program) -> list[tuple[tuple[int, ...] | int | None, ...]]:
     """The sizes a program was traced with, and its smallest: each open size alone, where the others stay."""
     lows = {name: dim.low for name, dim in _named_sizes(program.guards) if isinstance(dim, Range)}
@@ -761,6 +797,23 @@ def _written(exported: ExportedProgram) -> set[str]:
         if isinstance(value, torch.Tensor) and value.numel() and not literal:
             owners.setdefault(_memory(value), name)
     return {owners[memory] for memory in _writes(exported) if memory in owners}
+
+
+def _with_written(
+    guards: Sequence[LeafGuard], leaves: Sequence[LeafSpec], exported: ExportedProgram
+) -> tuple[LeafGuard, ...]:
+    """`guards`, those of arguments that the program writes in place marked so."""
+    inputs = set(exported.graph_signature.user_inputs)
+    nodes = iter([node for node in exported.graph.nodes if node.op == "placeholder" and node.name in inputs])
+    written = set(_writes(exported))
+    marked: list[LeafGuard] = []
+    for guard, leaf in zip(guards, leaves, strict=True):
+        value = None if isinstance(leaf, ValueLeaf) else next(nodes).meta["val"]
+        if isinstance(guard, TensorGuard) and _memory(value) in written:
+            marked.append(replace(guard, written=True))
+        else:
+            marked.append(guard)
+    return tuple(marked)
 
 
 def _writes(exported: ExportedProgram) -> Iterator[int]:

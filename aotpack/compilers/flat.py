@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from aotpack.compilers.shapes import IntLeaf, LeafSpec, Symbols, ValueLeaf
-from aotpack_runtime.errors import CompileError
+from aotpack_runtime.errors import ArtifactError, CompileError
 from aotpack_runtime.fallbacks.source import split_arguments
 from aotpack_runtime.format.expression import Expression, parse
 from aotpack_runtime.format.index import Parameter
@@ -70,7 +70,7 @@ class Flat(torch.nn.Module):
                 whole.append(tensor.shape[0] if isinstance(spec, IntLeaf) else tensor)
         args, kwargs = split_arguments(self._shape.parameters, self._shape.values(whole))
         buffers = _buffers(self.model)
-        result = select_outputs(self.model(*args, **kwargs), self._output_names)
+        result = self._selected(self.model(*args, **kwargs))
         out: list[Any] = []
         tree = flatten(result, out)
         out = _own_memory(self.model, out)
@@ -78,6 +78,12 @@ class Flat(torch.nn.Module):
         self.capture.tree, self.capture.leaves, self.capture.arguments = tree, tuple(out), tuple(whole)
         # torch cannot save a program without results: one without elements stands in.
         return tuple(leaf for leaf in out if isinstance(leaf, torch.Tensor)) or (torch.empty(0),)
+
+    def _selected(self, result: object) -> object:
+        try:
+            return select_outputs(result, self._output_names)
+        except ArtifactError as error:
+            raise CompileError(type(self.model).__name__, f"outputs: {error.problem}") from error
 
 
 def _buffers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
@@ -188,7 +194,7 @@ def _view(
             f"{place} shares memory with another output, and both are parts of a larger tensor",
             hint="return a clone() of one of them",
         )
-    if value.dtype != base.dtype:
+    if value.dtype != base.dtype or value.is_neg() != base.is_neg():
         raise CompileError(
             name,
             f"{place} is {value.dtype} in memory that it shares with {base.dtype}",
@@ -207,7 +213,7 @@ def _view(
             f"{place} shares memory with another output or an argument, and its shape depends on data",
             hint="return a clone() of it",
         )
-    return View(of, shape, strides, start)
+    return View(of, shape, strides, start, conj=value.is_conj() != base.is_conj())
 
 
 def _is_whole(value: torch.Tensor, symbols: Symbols) -> bool:
@@ -221,7 +227,8 @@ def _same_place(value: torch.Tensor, base: torch.Tensor, symbols: Symbols) -> bo
 
     def place(tensor: torch.Tensor) -> tuple[Any, ...]:
         numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
-        return tensor.dtype, tensor.dim(), *[symbols.expr(number) for number in numbers]
+        bits = tensor.dtype, tensor.is_conj(), tensor.is_neg()
+        return *bits, tensor.dim(), *[symbols.expr(number) for number in numbers]
 
     return value is base or place(value) == place(base)
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aotpack_runtime.format.index import Parameter
-from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, Call, Leaf, Other, TensorMeta
+from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, OVERRIDDEN, Call, Leaf, Other, TensorMeta
 from aotpack_runtime.format.tree import LEAF, Tree, flatten
 
 _PLAIN_SCALARS = frozenset({bool, int, str, type(None)})
@@ -21,7 +22,11 @@ _PLAIN_SCALARS = frozenset({bool, int, str, type(None)})
 def describe(trees: tuple[Tree, ...], leaves: Sequence[object], device: str) -> Call:
     """The call as guards see it; `device` ("cpu", "cuda:0") is where the entry runs."""
     torch = sys.modules.get("torch")
-    return Call(trees, tuple(_describe(leaf, torch) for leaf in leaves), _state(torch, device))
+    described = [_describe(leaf, torch) for leaf in leaves]
+    for position in sharing(leaves) if torch is not None else ():
+        if isinstance(found := described[position], TensorMeta):
+            described[position] = replace(found, shared=True)
+    return Call(trees, tuple(described), _state(torch, device))
 
 
 def _describe(leaf: object, torch: Any) -> Leaf:
@@ -37,11 +42,11 @@ def _describe_tensor(tensor: Any, torch: Any) -> TensorMeta:
     dtype = str(tensor.dtype).removeprefix("torch.")
     needs_grad = bool(tensor.requires_grad and torch.is_grad_enabled())
     odd = _odd(tensor, torch)
-    strided = tensor.layout is torch.strided
+    strided = tensor.layout is torch.strided and not tensor.is_nested
     return TensorMeta(
         dtype=dtype,
         device=str(tensor.device),
-        shape=tuple(tensor.shape),
+        shape=tuple(tensor.shape) if strided or not tensor.is_nested else (0,) * tensor.dim(),
         strides=tuple(tensor.stride()) if strided else (0,) * tensor.dim(),
         offset=0 if odd else tensor.data_ptr() % ALIGNMENT_BYTES,
         odd=odd,
@@ -51,8 +56,13 @@ def _describe_tensor(tensor: Any, torch: Any) -> TensorMeta:
 
 def _odd(tensor: Any, torch: Any) -> str:
     """Why compiled code must not see this tensor, "" when it may."""
-    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
-        return f"is a {type(tensor).__qualname__}, a subclass of torch.Tensor"
+    kind = type(tensor)
+    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+        function = kind.__torch_function__
+        plain = (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
+        if getattr(function, "__func__", function) not in plain:
+            return f"is a {kind.__qualname__}: {OVERRIDDEN} by its class"
+        return f"is a {kind.__qualname__}, a subclass of torch.Tensor"
     if tensor.layout is not torch.strided:
         return f"has layout {tensor.layout}"
     if tensor.is_nested:
@@ -79,6 +89,13 @@ def _state(torch: Any, device: str) -> tuple[str, ...]:
         lines.append("a torch dispatch mode is active")
     if torch._C._functorch.maybe_current_level() is not None:
         lines.append("a function transform (vmap, grad) is active")
+    if torch.autograd.forward_ad._current_level >= 0:
+        lines.append("forward derivatives are recorded")
+    if torch._C._len_torch_function_stack():
+        for mode in torch.overrides._get_current_function_mode_stack():
+            device_type = mode.device.type if type(mode) is torch.utils._device.DeviceContext else ""
+            if device_type != kind:
+                lines.append(f"{OVERRIDDEN} by the mode {type(mode).__qualname__} {device_type}".rstrip())
     return tuple(lines)
 
 
@@ -98,11 +115,33 @@ def leaf_key(leaf: Any) -> object:
     )  # fmt: skip
 
 
+def sharing(leaves: Sequence[Any]) -> tuple[int, ...]:
+    """Positions of the tensors in whose memory, from first to last element, another one lies."""
+    spans: list[tuple[int, int, int]] = []
+    for position, leaf in enumerate(leaves):
+        try:
+            size_bytes = leaf.itemsize
+            for size, stride in zip(leaf.shape, leaf.stride(), strict=True):
+                size_bytes += (size - 1) * stride * leaf.itemsize
+            if leaf.numel():
+                spans.append((leaf.data_ptr(), leaf.data_ptr() + size_bytes, position))
+        except Exception:  # noqa: S112 - no tensor, or none that has memory
+            continue
+    found: set[int] = set()
+    end, last = 0, -1
+    for start, stop, position in sorted(spans):
+        if start < end:
+            found |= {last, position}
+        if stop > end:
+            end, last = stop, position
+    return tuple(sorted(found))
+
+
 _TENSOR_KEY = (
     "{0}.__class__, {0}.dtype, {0}.shape, {0}.stride(), {0}.device, {0}.requires_grad, {0}.is_conj(), {0}.is_neg()"
 )
-_SCALAR_KEY = "{0}.__class__, {0} if {0}.__class__ in _PLAIN else _leaf_key({0})"
-_STATE_KEY = "_grad(), _modes(), _level(), _autocast()"
+_SCALAR_KEY = "{0}.__class__, {0} if {0}.__class__ in __PLAIN else __leaf_key({0})"
+_STATE_KEY = "__grad(), __modes(), __level(), __autocast(), __functions(), __forward._current_level"
 
 
 def compile_entry(
@@ -110,6 +149,7 @@ def compile_entry(
     leaf_kinds: Sequence[str] | None,
     *,
     aligned: bool,
+    written: bool = False,
     memo: dict[object, Callable[..., object]],
     slow: Callable[[tuple[object, ...] | None, tuple[object, ...]], object],
 ) -> Callable[..., object]:
@@ -118,48 +158,66 @@ def compile_entry(
     Python binds the arguments, so defaults, keywords and TypeErrors are those of the model's own forward().
     `slow` gets the key (None where there is none) and the bound arguments. `leaf_kinds` says for each parameter
     "tensor", "scalar" or "mixed" when no parameter is a container, and is None otherwise: then every call goes to
-    `slow`, which looks up `container_key` itself. The text compiled here is made of
-    parameter names that `format.index` checked to be Python names, and of nothing else from the bundle.
+    `slow`, which looks up `container_key` itself. The text compiled here is made of parameter names that
+    `format.index` checked to be Python names that do not begin with `__`, as all others here do, and of nothing else
+    from the bundle.
     """
     names = [parameter.name for parameter in parameters]
     scope: dict[str, Any] = {
-        "_PLAIN": _PLAIN_SCALARS, "_leaf_key": leaf_key, "_memo": memo, "_slow": slow, 
-        **_state_probes(),
+        "__PLAIN": _PLAIN_SCALARS, "__leaf_key": leaf_key, "__memo": memo, "__slow": slow, "__Error": Exception,
+        "__sharing": sharing,
+        "__forward": _forward_derivatives(), **_state_probes(),
     }  # fmt: skip
     signature = _signature(parameters, scope)
     arguments = ", ".join(names) + ("," if len(names) == 1 else "")
-    body = [f"    return _slow(None, ({arguments}))"]
+    body = [f"    return __slow(None, ({arguments}))"]
     if leaf_kinds is not None and names:
         extra = ", {0}.data_ptr() % 16" if aligned else ""
-        templates = {"tensor": _TENSOR_KEY + extra, "scalar": _SCALAR_KEY, "mixed": "_leaf_key({0})"}
+        templates = {"tensor": _TENSOR_KEY + extra, "scalar": _SCALAR_KEY, "mixed": "__leaf_key({0})"}
         key = ", ".join(templates[kind].format(name) for kind, name in zip(leaf_kinds, names, strict=True))
+        if written:
+            key += f", __sharing(({arguments}))"
         body = [
             "    try:",
-            f"        _key = ({_STATE_KEY}, {key})",
-            "        _serve = _memo.get(_key)",
-            "    except Exception:  # an argument of another kind than any judged call had: judged in full",
-            "        _key = _serve = None",
-            "    if _serve is None:",
-            f"        return _slow(_key, ({arguments}))",
-            f"    return _serve({', '.join(names)})",
+            f"        __key = ({_STATE_KEY}, {key})",
+            "        __serve = __memo.get(__key)",
+            "    except __Error:  # an argument of another kind than any judged call had: judged in full",
+            "        __key = __serve = None",
+            "    if __serve is None:",
+            f"        return __slow(__key, ({arguments}))",
+            f"    return __serve({', '.join(names)})",
         ]
     text = "\n".join([f"def forward({signature}):", *body])
     exec(compile(text, "<aotpack entry>", "exec"), scope)  # noqa: S102 - see the docstring
     function: Callable[..., object] = scope["forward"]
+    _keep_whole(function)
     return function
 
 
+def _keep_whole(function: Any) -> None:
+    """`torch.compile` of code that calls `function` breaks its graph here, and leaves all below as it is; otherwise it
+    would trace the dispatch itself, size by size."""
+    function._torchdynamo_disable = True
+    torch = sys.modules.get("torch")
+    frames = getattr(getattr(getattr(torch, "_C", None), "_dynamo", None), "eval_frame", None)
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
 def is_plain_key(key: tuple[object, ...]) -> bool:
-    """May a call with this key be remembered? Not inside autocast, a dispatch mode or a function transform: the key
-    says only that there is one, not which."""
-    _, modes, level, autocast = key[:4]
-    return not modes and level is None and not autocast
+    """May a call with this key be remembered? Not inside autocast, a mode, a function transform or a level of forward
+    derivatives: the key says only that there is one, not which."""
+    return key[1:6] == (0, None, False, 0, -1)
 
 
-def container_key(trees: tuple[Tree, ...], leaves: Sequence[Any]) -> tuple[object, ...] | None:
+def container_key(trees: tuple[Tree, ...], leaves: Sequence[Any], *, written: bool) -> tuple[object, ...] | None:
     """The key of a call with containers; None when it is not remembered."""
     try:
-        key = (*[probe() for probe in _state_probes().values()], trees, *[leaf_key(leaf) for leaf in leaves])
+        state = [probe() for probe in _state_probes().values()]
+        key = (*state, _forward_derivatives()._current_level, trees, *[leaf_key(leaf) for leaf in leaves])
+        if written:
+            key = (*key, sharing(leaves))
         hash(key)
     except Exception:
         return None
@@ -172,8 +230,8 @@ def _signature(parameters: tuple[Parameter, ...], scope: dict[str, Any]) -> str:
     for position, parameter in enumerate(parameters):
         text = parameter.name
         if parameter.default is not None:
-            scope[f"_default_{position}"] = _rebuild(parameter.default.tree, list(parameter.default.leaves))
-            text += f"=_default_{position}"
+            scope[f"__default_{position}"] = _rebuild(parameter.default.tree, list(parameter.default.leaves))
+            text += f"=__default_{position}"
         if parameter.kind == "var_positional":
             text, star = "*" + text, True
         elif parameter.kind == "var_keyword":
@@ -203,16 +261,23 @@ def _rebuild(tree: Tree, leaves: list[Any]) -> object:
 
 
 def _state_probes() -> dict[str, Callable[[], object]]:
-    """What a key must hold besides the arguments: grad mode, dispatch modes, transforms, autocast."""
+    """What a key must hold besides the arguments: grad mode, dispatch modes, transforms, autocast, function modes."""
     torch = sys.modules.get("torch")
     if torch is None:
-        return dict.fromkeys(("_grad", "_modes", "_level", "_autocast"), lambda: None)
+        return dict.fromkeys(("__grad", "__modes", "__level", "__autocast", "__functions"), lambda: None)
     return {
-        "_grad": torch.is_grad_enabled,
-        "_modes": torch._C._len_torch_dispatch_stack,
-        "_level": torch._C._functorch.maybe_current_level,
-        "_autocast": torch._C._is_any_autocast_enabled,
+        "__grad": torch.is_grad_enabled,
+        "__modes": torch._C._len_torch_dispatch_stack,
+        "__level": torch._C._functorch.maybe_current_level,
+        "__autocast": torch._C._is_any_autocast_enabled,
+        "__functions": torch._C._len_torch_function_stack,
     }
+
+
+def _forward_derivatives() -> Any:
+    """Where torch keeps the level of forward derivatives, `_current_level`: a function that asks would cost more."""
+    torch = sys.modules.get("torch")
+    return torch.autograd.forward_ad if torch is not None else None
 
 
 def flatten_all(values: Sequence[object]) -> tuple[tuple[Tree, ...], list[object]]:

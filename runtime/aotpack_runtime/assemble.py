@@ -107,10 +107,11 @@ class _Writer:
                 return self._name(value)
             case Size(size):
                 return self._size(size)
-            case View(of, shape, strides, offset):
+            case View(of, shape, strides, offset, conj):
                 sizes = "".join(self._size(size) + ", " for size in shape)
                 steps = "".join(self._size(stride) + ", " for stride in strides)
-                return f"_view({self._leaf(of)}, ({sizes}), ({steps}), {self._size(offset)})"
+                view = f"_view({self._leaf(of)}, ({sizes}), ({steps}), {self._size(offset)})"
+                return f"{view}.conj()" if conj else view
 
     def _size(self, size: Expression) -> str:
         if size.text in self._sizes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -107,14 +106,18 @@ def open_bundle(path: str | os.PathLike[str], *, check: Check | None = None) -> 
     mode = check or os.environ.get("AOTPACK_CHECK", "full")
     if mode not in ("full", "index", "off"):
         raise BundleError(f"check is {mode!r}; expected full, index or off")
+    place = Path(path)
     for attempt in range(5):
-        root = _locate(Path(path))
+        root = _locate(place)
         try:
             return _open_folder(root, mode)  # type: ignore[arg-type]
         except MalformedBundle as error:
             # A build may have replaced the folder between two opens: what is gone then is there at the next try.
+            # Of an unpacked archive a cleaner of old files may have taken some: it is unpacked again.
             if attempt == 4 or not isinstance(error.__cause__, FileNotFoundError) or not (root / layout.INDEX).exists():
                 raise
+            if root != place:
+                (root / layout.INDEX).unlink(missing_ok=True)
     raise AssertionError("unreachable")
 
 
@@ -123,10 +126,12 @@ def _locate(path: Path) -> Path:
         mode = path.stat().st_mode
     except FileNotFoundError:
         raise BundleError(f"{path}: no such file or directory") from None
-    except OSError as error:
-        raise BundleError(f"{path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path}: {getattr(error, 'strerror', error)}") from None
     if stat.S_ISDIR(mode):
         return path
+    if not stat.S_ISREG(mode):
+        raise BundleError(f"{path}: is not a file or folder, so not a bundle")
     from aotpack_runtime.archive import unpack  # zipfile and its kind take 10 ms that a folder need not pay
 
     return unpack(path)
@@ -134,11 +139,11 @@ def _locate(path: Path) -> Path:
 
 def _open_folder(root: Path, check: Check) -> Bundle:
     try:
-        descriptor = os.open(root / layout.INDEX, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise BundleError(f"{root}: is a directory without {layout.INDEX}, not a bundle") from None
-    except OSError as error:
-        raise BundleError(f"{root / layout.INDEX}: {error.strerror}") from None
+        descriptor = _open_member(root, layout.INDEX)
+    except MalformedBundle as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise BundleError(f"{root}: is a directory without {layout.INDEX}, not a bundle") from None
+        raise
     with os.fdopen(descriptor, "rb") as file:
         data = file.read(MAX_INDEX_BYTES)
     index = parse(data)

@@ -68,6 +68,7 @@ class Entry:
         self._reasons: Tally[str] = Tally()
         self._dispatcher = Dispatcher(record.parameter_names, self.variants, self._skipped)
         self._fallbacks = [import_module(FALLBACKS[way]).Fallback(self) for way in POLICIES[policy]]
+        self._written = self._any("written")
         self._leaf_kinds = _leaf_kinds(record, (*self.variants, *self.programs))
         self._bind = compile_entry(record.parameters, None, aligned=False, memo={}, slow=lambda key, values: values)
         self._install(compile_entry(record.parameters, None, aligned=False, memo={}, slow=self._call))
@@ -76,7 +77,7 @@ class Entry:
     def __repr__(self) -> str:
         return f"<aotpack entry {self.record.name!r}: {len(self.variants)} variants on {self.device}>"
 
-    def explain(self, *args: Any, **kwargs: Any) -> Hit | Miss:
+    def explain(self, /, *args: Any, **kwargs: Any) -> Hit | Miss:
         """Which variant this call would hit, or why each was turned down. Runs and loads nothing."""
         values = self._bind(*args, **kwargs)
         trees, leaves = flatten_all(values)  # type: ignore[arg-type]
@@ -148,7 +149,7 @@ class Entry:
             self._go_fast()
         trees, leaves = flatten_all(values)
         if self._leaf_kinds is None:
-            key = container_key(trees, leaves)
+            key = container_key(trees, leaves, written=self._written)
             known = self._memo.get(key) if key is not None else None
             if known is not None:
                 return known(*leaves)
@@ -172,8 +173,10 @@ class Entry:
 
     def _set_aside(self, variant: Variant, error: AotpackError) -> None:
         """A variant that does not load is skipped from now on, with its reason: a bundle is an advisory artifact."""
-        log.warning("%s does not load and is skipped: %s", variant.id, error)
         with self._lock:
+            if variant.id in dict(self._skipped):
+                return
+            log.warning("%s does not load and is skipped: %s", variant.id, error)
             self._skipped.append((variant.id, f"does not load: {error}"))
             remaining = [item for item in self._dispatcher.variants if item.id != variant.id]
             self._dispatcher = Dispatcher(self.record.parameter_names, remaining, self._skipped)
@@ -197,13 +200,18 @@ class Entry:
             if self._fast:
                 return
             kinds = self._leaf_kinds
-            aligned = any(
-                isinstance(guard, TensorGuard) and guard.aligned for variant in self.variants for guard in variant.guards.leaves
-            )
             self._install(
-                compile_entry(self.record.parameters, kinds, aligned=aligned, memo=self._memo, slow=self._call)
-            )
+                compile_entry(
+                    self.record.parameters, kinds, memo=self._memo, slow=self._call,
+                    aligned=self._any("aligned"), written=self._written,
+                )
+            )  # fmt: skip
             self._fast = True
+
+    def _any(self, field: str) -> bool:
+        """Does a variant ask this of a tensor?"""
+        guards = (guard for variant in self.variants for guard in variant.guards.leaves)
+        return any(getattr(guard, field) for guard in guards if isinstance(guard, TensorGuard))
 
     def _install(self, function: Callable[..., object]) -> None:
         type(self).__call__ = staticmethod(function)  # type: ignore[assignment, misc]

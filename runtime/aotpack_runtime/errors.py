@@ -16,6 +16,8 @@ AotpackError                 message, hint
   ManifestError              problems, each with its place            [build side]
   SourceError                the model source cannot be used          [build side]
   CompileError               job, log                                 [build side]
+  UsageError                 what was asked for cannot be meant       [build side]
+    OutputError              the place to write to holds something else
 
 `hint` is the next step and is only set when it is true. `exit_code` is what the command line returns.
 """
@@ -100,6 +102,8 @@ class CallError(AotpackError):
 class UnknownEntry(CallError, KeyError):
     """The bundle has no entry of this name."""
 
+    exit_code = 2
+
     def __init__(self, name: str, names: Sequence[str]) -> None:
         super().__init__(f"no entry {name!r}; the bundle has: {', '.join(names) or 'none'}")
         self.name, self.names = name, tuple(names)
@@ -178,6 +182,16 @@ class SourceError(AotpackError):
     def __init__(self, source: str, problem: str, *, hint: str = "") -> None:
         super().__init__(f"{source}: {problem}", hint=hint)
         self.source, self.problem = source, problem
+
+
+class UsageError(AotpackError):
+    """What was asked for cannot be meant."""
+
+    exit_code = 2
+
+
+class OutputError(UsageError):
+    """The place that was named holds something that is not for us to replace."""
 
 
 class CompileError(AotpackError):

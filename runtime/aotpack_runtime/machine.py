@@ -93,13 +93,21 @@ def _library_folders() -> list[str]:
 
 
 def cache_dir() -> Path:
-    """AOTPACK_CACHE_DIR, else the user's cache folder, else a private folder for this uid under the temp folder."""
+    """AOTPACK_CACHE_DIR, else the user's cache folder, else `private_dir`. The current folder is never meant: relative
+    values of XDG_CACHE_HOME and HOME are passed over."""
     explicit = os.environ.get("AOTPACK_CACHE_DIR")
     if explicit:
-        return Path(explicit)
-    home = os.environ.get("XDG_CACHE_HOME") or (os.path.join(os.environ["HOME"], ".cache") if os.environ.get("HOME") else "")
-    if home and os.access(os.path.dirname(home) if not os.path.isdir(home) else home, os.W_OK):
-        return Path(home, "aotpack")
+        return Path(explicit).absolute()
+    for variable, below in (("XDG_CACHE_HOME", ""), ("HOME", ".cache")):
+        value = os.environ.get(variable, "")
+        folder = os.path.join(value, below)
+        if os.path.isabs(value) and os.access(folder if os.path.isdir(folder) else value, os.W_OK):
+            return Path(folder, "aotpack")
+    return private_dir()
+
+
+def private_dir() -> Path:
+    """A folder for this uid under the temp folder."""
     import tempfile  # 10 ms, and only hosts without a home get here
 
     return Path(tempfile.gettempdir(), f"aotpack-{os.getuid()}")

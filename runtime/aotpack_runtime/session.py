@@ -17,7 +17,7 @@ from aotpack_runtime.fallbacks import POLICIES
 from aotpack_runtime.format import index
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.target import Machine
-from aotpack_runtime.loaders import INPUTS, OPERATORS, WEIGHTS, loader
+from aotpack_runtime.loaders import INPUTS, LOADERS, OPERATORS, WEIGHTS, loader
 from aotpack_runtime.machine import allowed_mismatches, this_machine
 
 Mode = Literal["strict", "eager", "jit"]
@@ -251,6 +251,11 @@ class Session:
             raise SessionClosed("the session is closed", hint="load the bundle again")
 
 
+def _unknown_kind(variant: Variant) -> str | None:
+    kind = variant.artifact.kind
+    return None if kind in LOADERS else f"is a {kind!r} artifact, which this aotpack-runtime cannot load"
+
+
 def judge(
     bundle: index.Index, device: str, machine: Machine, allow: frozenset[str] = frozenset(), *, strict: bool = False
 ) -> tuple[str, dict[str, str]]:
@@ -263,7 +268,7 @@ def judge(
     verdict = "fits"
     for entry in bundle.entries.values():
         for variant in (*entry.variants, *entry.programs):
-            reason = variant.target.reject(machine, allow)
+            reason = _unknown_kind(variant) or variant.target.reject(machine, allow)
             if reason is None and variant.target.device != kind:
                 reason = f"is for {variant.target.device}, this session is for {device}"
             elif reason and variant.target.device == kind and variant in entry.variants:

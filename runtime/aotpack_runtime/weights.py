@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aotpack_runtime.errors import MalformedBundle
+from aotpack_runtime.format.index import no_duplicates
 from aotpack_runtime.format.tensor import ITEMSIZE_BYTES
 
 DTYPES = {
@@ -64,12 +65,12 @@ class WeightsFile:
         if length > min(size - 8, MAX_HEADER_BYTES):
             raise MalformedBundle(member, f"is truncated: a header of {length} bytes in a file of {size}")
         try:
-            header: dict[str, Any] = json.loads(bytes(self._map[8 : 8 + length]))
+            header: dict[str, Any] = json.loads(bytes(self._map[8 : 8 + length]), object_pairs_hook=no_duplicates)
             header.pop("__metadata__", None)
             self._start, self._header = 8 + length, header
             self._tensors = {name: self._stored(name) for name in header}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise MalformedBundle(member, f"is not a safetensors file: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise MalformedBundle(member, " ".join(f"is not a safetensors file: {error}".split())[:300]) from None
 
     def __getitem__(self, name: str) -> StoredTensor:
         try:

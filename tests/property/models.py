@@ -1,4 +1,4 @@
-"""Small models of many families, for random calls. `tests.support.building` writes this file to a zoo as `zoo.py`."""
+"""Small models of many families for random calls, written to a zoo as its `zoo.py`."""
 
 from typing import Any
 
@@ -38,14 +38,18 @@ class Attention(nn.Module):
 
 
 class Cell(nn.Module):
-    """State in, state out: the hidden tensor comes back twice."""
+    """An LSTM cell: state in, state out; the hidden tensor comes back twice. `nn.LSTMCell` itself crashes (torch 2.13,
+    autocast, one row with a state of many)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.cell = nn.LSTMCell(8, 6)
+        self.gates = nn.Linear(14, 24)
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        hidden, memory = self.cell(x, state)
+        hidden, memory = state
+        enter, keep, new, show = self.gates(torch.cat((x, hidden), -1)).chunk(4, -1)
+        memory = keep.sigmoid() * memory + enter.sigmoid() * new.tanh()
+        hidden = show.sigmoid() * memory.tanh()
         return hidden, (hidden, memory)
 
 

@@ -13,7 +13,7 @@ V3 = frozenset(cpu_flags("x86-64-v3"))
 V4 = frozenset(cpu_flags("x86-64-v4"))
 
 
-HOST = Host(cpu_flags=V3)
+HOST = Host(cpu_flags=V3, torch="2.13.0+cpu")
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from tests.support.building import build_zoo, entry
+import pytest
+import torch
+
+from aotpack_runtime import GuardMiss, load
+from tests.support.building import build_zoo, entry, zoo_module
 
 MODELS = """
 import torch
@@ -38,16 +49,20 @@ def linear():
     return nn.Linear(6, 2).eval()
 
 
-def squeeze_first():
-    return Plain(lambda x: x.squeeze(0) * 2)
+def squeezes():
+    return Plain(lambda x: (x.squeeze(0) * 2, x.squeeze() + 1))
 
 
-def squeeze_all():
-    return Plain(lambda x: x.squeeze() * 2)
+def flattens():
+    return Plain(lambda x: x.reshape(-1) + x.contiguous().view(-1))
 
 
-def shift():
-    return Plain(lambda x: x + 1)
+def asks_layout():
+    return Plain(lambda x: x + 1 if x.is_contiguous() else x - 1)
+
+
+def writes():
+    return Plain(lambda x: x.mul_(2))
 
 
 class Model(nn.Module):
@@ -168,12 +183,16 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "linear_empty": entry("linear", {"input": floats("b", 6)}, dims({"b": {"min": 0, "max": 8}})),
     "open_end": entry("affine", {"x": floats("n")}, dims({"n": {"min": 2, "max": None}})),
     "conv": entry("conv", {"input": floats(1, 3, 8, 8)}),
-    "conv_last": entry("conv", {"input": floats("b", 3, 8, 8, layout="channels_last")}, dims({"b": {"min": 1, "max": 4}})),
+    "conv_last": entry(
+        "conv", {"input": floats("b", 3, 8, 8, layout="channels_last")}, dims({"b": {"min": 1, "max": 4}})
+    ),
     "scalars": entry("Affine", {"x": floats(3), "k": {"value": 3}}),
     "narrow": entry("Narrows", {"x": floats(64), "n": {"dtype": "int", "range": [1, 64]}}),
     "scalar_tensor": entry("Scales", {"x": floats("n"), "s": floats()}, dims({"n": {"min": 1, "max": 8}})),
-    "squeeze_first": entry("squeeze_first", {"x": floats("n", 5)}, dims({"n": {"min": 1, "max": 8}})),
-    "squeeze_all": entry("squeeze_all", {"x": floats("n", 5)}, dims({"n": {"min": 1, "max": 8}})),
+    "squeezes": entry("squeezes", {"x": floats("n", 5)}, dims({"n": {"min": 1, "max": 8}})),
+    "flattens": entry("flattens", {"x": floats("n", 5)}, dims({"n": {"min": 1, "max": 8}})),
+    "asks_layout": entry("asks_layout", {"x": floats("n", 5)}, dims({"n": {"min": 1, "max": 8}})),
+    "writes": entry("writes", {"x": floats(4, 8)}),
     "branches": entry("Branches", {"x": floats("n")}, dims({"n": {"min": 1, "max": 64, "opt": 16}})),
     "cond": entry("Conditions", {"x": floats("n")}, dims({"n": {"min": 1, "max": 8}})),
     "selects": entry("Selects", {"x": floats("n")}, dims({"n": {"min": 1, "max": 8}})),
@@ -193,3 +212,130 @@ ENTRIES: dict[str, dict[str, Any]] = {
 def bundle() -> Path:
     """The zoo's bundle, built at most once however many test processes ask."""
     return build_zoo("guard_cases", MODELS, ENTRIES)
+
+
+Tier = Literal["hit", "program", "source"]
+
+
+class Cases:
+    """The bundle's entries beside the models themselves: eager, to compare with."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.session = load(path, mode="eager")
+        self.strict = load(path, mode="strict")
+        self._zoo = zoo_module(path)
+
+    def eager(self, name: str) -> Any:
+        """The model of an entry, constructed anew."""
+        return getattr(self._zoo, ENTRIES[name]["source"].partition(":")[2])()
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, list[str]]:
+        """The entry's result, and what served the call: "hit", "program" or "source"."""
+        entry = self.session[name]
+        before = tiers(entry.counts())
+        with torch.no_grad():
+            result = entry(*args, **kwargs)
+        return result, list((tiers(entry.counts()) - before).elements())
+
+    def check(self, name: str, *args: Any, tier: Tier, **kwargs: Any) -> Any:
+        """Our result: eager's in every leaf, and served by `tier` the first time and again when it is remembered."""
+        with torch.no_grad():
+            wanted = self.eager(name)(*args, **kwargs)
+        found: Any = None
+        for _ in range(3):
+            found, served = self.call(name, *args, **kwargs)
+            assert served == [tier], (served, str(self.session[name].explain(*args, **kwargs)))
+            assert_same(found, wanted)
+        return found
+
+    def agree(self, name: str, *args: Any, tier: Tier | None = None, **kwargs: Any) -> Any:
+        """`check` where eager takes the call, `refuses` where it does not; any tier unless one is given."""
+        try:
+            with torch.no_grad():
+                wanted = self.eager(name)(*args, **kwargs)
+        except Exception:
+            assert tier is None
+            return self.refuses(name, *args, **kwargs)
+        found, served = self.call(name, *args, **kwargs)
+        assert len(served) == 1
+        assert tier is None or served == [tier]
+        assert_same(found, wanted)
+        return found
+
+    def refuses(self, name: str, *args: Any, **kwargs: Any) -> Exception:
+        """What we raise for a call that eager refuses: the same error."""
+        with pytest.raises(Exception) as theirs, torch.no_grad():  # noqa: PT011 - any error of eager's
+            self.eager(name)(*args, **kwargs)
+        with pytest.raises(type(theirs.value)) as ours, torch.no_grad():
+            self.session[name](*args, **kwargs)
+        assert str(ours.value) == str(theirs.value)
+        return ours.value
+
+    def miss(self, name: str, *args: Any, **kwargs: Any) -> str:
+        """What a strict session says of a call that no variant takes."""
+        with pytest.raises(GuardMiss) as error:
+            self.strict[name](*args, **kwargs)
+        return str(error.value)
+
+
+def tiers(counts: Mapping[str, Any]) -> Counter[str]:
+    """Calls by what served them."""
+    return Counter({"hit": counts["hits"], **counts["misses_by_tier"]})
+
+
+@contextmanager
+def opened() -> Iterator[Cases]:
+    """The cases, with `zoo` importable: the source tier looks it up by that name, which other zoos have as well."""
+    path = bundle()
+    mine = sys.modules.pop("zoo", None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)
+        cases = Cases(path)
+        try:
+            yield cases
+        finally:
+            cases.session.close()
+            cases.strict.close()
+            sys.modules.pop("zoo", None)
+            if mine is not None:
+                sys.modules["zoo"] = mine
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    """Equal in every leaf: type, dtype, shape, layout, strides, and value."""
+    assert type(found) is type(wanted)
+    if isinstance(wanted, torch.Tensor):
+        assert found.dtype == wanted.dtype
+        assert found.shape == wanted.shape
+        assert found.layout == wanted.layout
+        assert found.device == wanted.device
+        if wanted.layout is torch.strided and wanted.device.type != "meta" and 0 not in wanted.shape:
+            steps = [
+                (a, b) for size, a, b in zip(wanted.shape, found.stride(), wanted.stride(), strict=True) if size > 1
+            ]
+            assert all(a == b for a, b in steps), (found.stride(), wanted.stride())
+        if wanted.device.type != "meta":
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6, equal_nan=True)
+    elif isinstance(wanted, dict):
+        assert list(found) == list(wanted)
+        for key, value in wanted.items():
+            assert_same(found[key], value)
+    elif isinstance(wanted, list | tuple):
+        assert len(found) == len(wanted)
+        for a, b in zip(found, wanted, strict=True):
+            assert_same(a, b)
+    else:
+        assert found == wanted
+
+
+def in_child(path: Path, code: str, **environment: str) -> str:
+    """What `code` prints in a process of its own, which has to end normally; `session` is there."""
+    text = f"import torch, aotpack_runtime\nsession = aotpack_runtime.load({str(path)!r}, mode='eager')\n"
+    done = subprocess.run(
+        [sys.executable, "-c", text + textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": str(path.parent), **environment},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"exit status {done.returncode}: {done.stderr[-2000:]}"
+    return done.stdout

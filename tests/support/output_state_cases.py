@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tests.support.building import build_zoo, entry
+from aotpack.build import Result
+from tests.support.building import ROOT, build_in, build_zoo, entry
 
 MODELS = """
 import collections
@@ -21,7 +18,9 @@ from torch import nn
 
 
 def make(name, **arguments):
-    return globals()[name](**arguments).eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return globals()[name](**arguments).eval()
 
 
 # ---------------------------------------------------------------------------------------------------------- results
@@ -157,6 +156,9 @@ class Fields(nn.Module):
             case "parts":
                 y = x * 2
                 return y[1:], y[2:]
+            case "bits":
+                y = x * 2
+                return y, y.view(torch.int32)
 
 
 # ------------------------------------------------------------------------------------------------------------ state
@@ -329,6 +331,16 @@ class PlainState(nn.Module):
         return x + self.n
 
 
+class Grows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x):
+        self.seen = torch.cat([self.seen, x])
+        return self.seen.sum()
+
+
 class OverlappingState(nn.Module):
     def __init__(self):
         super().__init__()
@@ -344,7 +356,6 @@ class OverlappingState(nn.Module):
 def floats(*shape: int | str, **more: Any) -> dict[str, Any]:
     """A float32 tensor of the manifest."""
     return {"shape": list(shape), "dtype": "float32", **more}
-
 
 
 def model(name: str, inputs: dict[str, Any], points: list[Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -363,7 +374,7 @@ ENTRIES = {
     "leaves": model("Leaves", {"x": floats("b")}, SOME),
     "classes": model("Classes", {"q": of_class("Inp"), "r": of_class("Registered"), "n": of_class("Named")}),
     "aliases": model("Aliases", {"x": floats(2, 3)}),
-    "shares": model("Shares", {"x": floats("b", 3)}, SOME),
+    "shares": model("Shares", {"x": floats("b", 3)}, [{"dims": {"b": {"min": 3, "max": 8}}}]),
     "gives_weights": model("GivesWeights", {"x": floats(2)}),
     "writes": model("Writes", {"x": floats("b"), "y": floats("b")}, SOME),
     "silent": model("Silent", {"x": floats(2)}),
@@ -387,6 +398,39 @@ ENTRIES = {
 }
 
 
+REFUSED = {
+    "fine": ENTRIES["silent"],
+    "noise": ENTRIES["noise"],
+    **{
+        name: model("Fields", {"x": floats(4)}, args={"kind": kind}, **more)
+        for name, kind, more in (
+            ("named_tuple", "named tuple", {}),
+            ("dataclass", "class", {}),
+            ("structseq", "max", {}),
+            ("ordered_dict", "ordered dict", {}),
+            ("set", "set", {}),
+            ("unknown_name", "dict", {"outputs": ["first", "third"]}),
+            ("unknown_field", "class", {"outputs": ["first", "third"]}),
+            ("too_few_names", "tuple", {"outputs": ["first", "second"]}),
+            ("parts", "parts", {}),
+            ("bits", "bits", {}),
+        )
+    },
+    "train_mode": entry("learns", {"input": floats(8, 4)}),
+    "counts_in_python": model("CountsInPython", {"x": floats(1)}),
+    "plain_in_place": model("PlainState", {"x": floats(1)}, args={"how": "in place"}),
+    "plain_assigned": model("PlainState", {"x": floats(1)}, args={"how": "assigned"}),
+    "grows": model("Grows", {"x": floats(1)}),
+    "overlapping_state": model("OverlappingState", {"x": floats(4)}),
+}
+"""What a build turns down, beside two entries that it does not."""
+
+
 def bundle() -> Path:
     """The zoo's bundle, built at most once however many test processes ask."""
     return build_zoo("output_state_cases", MODELS, ENTRIES)
+
+
+def refused() -> Result:
+    """A build of what cannot be bundled, which leaves it out and says why."""
+    return build_in(ROOT / "output_state_refused", MODELS, REFUSED, keep_going=True)

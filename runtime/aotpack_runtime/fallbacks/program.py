@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from aotpack_runtime.dispatch import Dispatcher, Hit, Miss
 from aotpack_runtime.fallbacks import Context, Prepared
-from aotpack_runtime.format.tensor import Call, TensorMeta, contiguous_strides
+from aotpack_runtime.format.tensor import OVERRIDDEN, Call, TensorMeta
 
 
 class Fallback:
-    """Programs are more forgiving than compiled variants: torch's operators honour strides, autocast and grad mode, so
-    a call is judged here by its dtypes, ranks and sizes alone."""
+    """Programs are more forgiving than compiled variants: torch's operators honour autocast and grad mode, so a call is
+    judged here by its dtypes, ranks, sizes and layouts alone."""
 
     tier = "program"
 
@@ -20,6 +20,9 @@ class Fallback:
         self._dispatcher = Dispatcher(context.record.parameter_names, context.programs)
 
     def prepare(self, miss: Miss, values: tuple[object, ...]) -> Prepared | str:
+        for reason in (*miss.call.state, *[leaf.odd for leaf in miss.call.leaves if isinstance(leaf, TensorMeta)]):
+            if OVERRIDDEN in reason:
+                return f"its programs know operators only: {reason}"
         decision = self._dispatcher.choose(_forgiving(miss.call))
         if isinstance(decision, Hit):
             return Prepared(self._context.serve_for(decision.variant))
@@ -30,7 +33,7 @@ class Fallback:
 def _forgiving(call: Call) -> Call:
     """The call with what torch's operators take care of themselves left out."""
     leaves = [
-        replace(leaf, strides=contiguous_strides(leaf.shape), offset=0, odd="", needs_grad=False)
+        replace(leaf, offset=0, odd="", needs_grad=False, shared=False)
         if isinstance(leaf, TensorMeta) and _operators_take(leaf)
         else leaf
         for leaf in call.leaves

@@ -65,6 +65,8 @@ def _dump_leaf(guard: LeafGuard) -> Json:
                 record["layout"] = guard.layout if isinstance(guard.layout, str) else _texts(guard.layout)
             if guard.aligned:
                 record["aligned"] = True
+            if guard.written:
+                record["written"] = True
             return record
         case ValueGuard():
             return {"path": guard.path, "value": dump_scalar(guard.value)}
@@ -79,10 +81,11 @@ def _parse_leaf(value: Json) -> LeafGuard:
         return TensorGuard(
             path=path,
             dtype=_text(value["dtype"]),
-            dims=tuple(_parse_dim(dim) for dim in value["dims"]),
+            dims=tuple(_parse_size(dim) for dim in value["dims"]),
             device=_text(value["device"]),
             layout=layout if isinstance(layout, str) else _expressions(layout),
             aligned=bool(value.get("aligned", False)),
+            written=bool(value.get("written", False)),
         )
     if "int" in value:
         dim = _parse_dim(value["int"])
@@ -94,6 +97,13 @@ def _parse_leaf(value: Json) -> LeafGuard:
 
 def _dump_dim(dim: Dim) -> Json:
     return dim if isinstance(dim, int) else [dim.low, dim.high]
+
+
+def _parse_size(value: Json) -> Dim:
+    dim = _parse_dim(value)
+    if (dim.low if isinstance(dim, Range) else dim) < 0:
+        raise ValueError(f"not a size or range: {value!r}")
+    return dim
 
 
 def _parse_dim(value: Json) -> Dim:
@@ -125,9 +135,9 @@ def _dump_output(leaf: OutputLeaf) -> Json:
             return {"value": dump_scalar(value)}
         case Size(size):
             return {"size": size.text}
-        case View(of, shape, strides, offset):
+        case View(of, shape, strides, offset, conj):
             record = {"shape": _texts(shape), "strides": _texts(strides), "offset": offset.text}
-            return {"view": _dump_output(of), **record}
+            return {"view": _dump_output(of), **record} | ({"conj": True} if conj else {})
 
 
 def _parse_output(value: Json) -> OutputLeaf:
@@ -136,7 +146,7 @@ def _parse_output(value: Json) -> OutputLeaf:
             base = _parse_output(of)
             if not isinstance(base, Result | Argument):
                 raise ValueError("a view is of a result or an argument")
-            return View(base, _expressions(shape), _expressions(strides), parse(offset))
+            return View(base, _expressions(shape), _expressions(strides), parse(offset), bool(value.get("conj", False)))
         case {"result": int(index), "dtype": str(dtype), "shape": shape}:
             return Result(index, dtype, None if shape is None else _expressions(shape))
         case {"argument": int(index)}:

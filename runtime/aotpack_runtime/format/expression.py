@@ -17,6 +17,9 @@ Evaluate = Callable[[Env], int]
 MAX_TEXT = 4096
 """Longest expression read; the longest guard seen in an exported program had 120 characters."""
 
+MAX_DEPTH = 128
+"""Deepest expression read: evaluating one takes a Python frame a level, on top of the caller's."""
+
 _BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,
@@ -63,18 +66,24 @@ def parse(text: str) -> Expression:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
-        raise ValueError(f"{text!r} is not an expression: {error}") from None
+        raise ValueError(f"{text[:200]!r} is not an expression: {error}") from None
+    if _depth(tree) > MAX_DEPTH:
+        raise ValueError(f"{text[:40]!r}... is nested too deeply")
     names: set[str] = set()
-    try:
-        evaluate = _compile(tree, names)
-    except RecursionError:
-        raise ValueError(f"{text[:40]!r}... is nested too deeply") from None
+    evaluate = _compile(tree, names)
     return Expression(ast.unparse(tree), frozenset(names), evaluate)
 
 
 def variable(path: str, axis: int | None = None) -> str:
     """The name that expressions use for a size of the tensor at `path`, or for an int argument."""
     return path if axis is None else f"{path}.shape[{axis}]"
+
+
+def _depth(node: ast.AST) -> int:
+    level, depth = [node], 0
+    while level:
+        level, depth = [child for parent in level for child in ast.iter_child_nodes(parent)], depth + 1
+    return depth
 
 
 def _compile(node: ast.expr, names: set[str]) -> Evaluate:

@@ -24,7 +24,7 @@ from aotpack_runtime.format.tensor import (
 from aotpack_runtime.format.tree import Tree, describe_difference
 
 Layout = str | tuple[Expression, ...]
-"""`contiguous`, `channels_last`, or the exact stride of each dim."""
+"""`contiguous`, `channels_last`, the exact stride of each dim, or `any` (of programs, which torch runs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,10 @@ Dim = int | Range
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorGuard:
-    """A tensor argument: exact dtype and rank, device type, a size or range for each dim, its layout."""
+    """A tensor argument: exact dtype and rank, device type, a size or range for each dim, its layout.
+
+    A `written` one must not share memory with another: the variant takes its reads and writes to be apart.
+    """
 
     path: str
     dtype: str
@@ -59,6 +62,7 @@ class TensorGuard:
     device: str
     layout: Layout = "contiguous"
     aligned: bool = False
+    written: bool = False
 
     @property
     def static(self) -> bool:
@@ -82,12 +86,16 @@ class TensorGuard:
             env[variable(self.path, axis)] = size
             if size != dim if isinstance(dim, int) else size not in dim:
                 return f"{self.path}.shape[{axis}]: expected {dim}, got {size}"
+        if self.written and leaf.shared:
+            return f"{self.path} shares memory with another argument; the variant writes it and takes them to be apart"
         if self.aligned and leaf.offset:
             return f"{self.path}: expected an address divisible by 16, got one {leaf.offset} bytes past it"
         return self._reject_layout(leaf, env)
 
     def _reject_layout(self, leaf: TensorMeta, env: dict[str, int]) -> str | None:
         match self.layout:
+            case "any":
+                return None
             case "contiguous":
                 wanted = contiguous_strides(leaf.shape)
             case "channels_last":

@@ -25,6 +25,7 @@ from aotpack_runtime.format.codec import (
 from aotpack_runtime.format.fingerprint import canonical
 from aotpack_runtime.format.guard import Guards
 from aotpack_runtime.format.output import Outputs
+from aotpack_runtime.format.sound import check_members, check_parameters, check_variant, check_weights
 from aotpack_runtime.format.target import Target
 from aotpack_runtime.format.tensor import Scalar
 from aotpack_runtime.format.tree import Tree
@@ -261,7 +262,7 @@ def _dump_set(item: WeightSet) -> Json:
 def parse(data: bytes, member: str = layout.INDEX) -> Index:
     """Read index.json; MalformedBundle or UnsupportedFormat with the place and what was found."""
     try:
-        root = json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        root = json.loads(data, object_pairs_hook=no_duplicates, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         if not data.strip():
             raise MalformedBundle(member, "is empty") from None
@@ -279,7 +280,7 @@ def parse(data: bytes, member: str = layout.INDEX) -> Index:
         except KeyError as error:
             raise MalformedBundle(member, f"{place}: missing key {error}") from None
         except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-            raise MalformedBundle(member, f"{place}: {error}") from None
+            raise MalformedBundle(member, " ".join(f"{place}: {error}".split())[:300]) from None
 
     def entry(name: str, value: Json) -> Entry:
         def variants(key: str) -> tuple[Variant, ...]:
@@ -288,15 +289,20 @@ def parse(data: bytes, member: str = layout.INDEX) -> Index:
                 at(f"entries.{name}.{key}[{position}]", parse_variant, item) for position, item in enumerate(items)
             )
 
-        return at(f"entries.{name}", lambda record: _parse_entry(name, record, variants), value)  # type: ignore[no-any-return]
+        made: Entry = at(f"entries.{name}", lambda record: _parse_entry(name, record, variants), value)
+        at(f"entries.{name}", check_parameters, made.parameters)
+        for key, items in (("variants", made.variants), ("programs", made.programs)):
+            for position, item in enumerate(items):
+                at(f"entries.{name}.{key}[{position}]", lambda variant: check_variant(variant, made.parameters), item)
+        return made
 
     def whole(value: Json) -> Index:
         bundle, weights = value["bundle"], value["weights"]
         return Index(
             name=_text(bundle["name"]),
             version=_text(bundle["version"]),
-            labels=dict(bundle["labels"]),
-            requires=dict(value["requires"]),
+            labels=_texts(bundle["labels"]),
+            requires=_texts(value["requires"]),
             entries={name: entry(name, item) for name, item in value["entries"].items()},
             weights_file=None if weights["file"] is None else _parse_file(weights["file"]),
             weight_sets={name: at(f"weights.sets.{name}", _parse_set, item) for name, item in weights["sets"].items()},
@@ -305,7 +311,8 @@ def parse(data: bytes, member: str = layout.INDEX) -> Index:
         )
 
     index: Index = at("index", whole, root)
-    at("weights", _check_weights, index)
+    at("entries", check_members, index)
+    at("weights", check_weights, index)
     return index
 
 
@@ -316,12 +323,12 @@ def _parse_entry(name: str, value: Json, variants: Callable[[str], tuple[Variant
         parameters=tuple(parse_parameter(item) for item in value["parameters"]),
         variants=variants("variants"),
         programs=variants("programs"),
-        source=Source(_text(source["text"]), dict(source["args"]), dict(source["files"])),
+        source=Source(_text(source["text"]), dict(source["args"]), _texts(source["files"])),
         fills=dict(value["fills"]),
-        on_miss=dict(value["on_miss"]),
+        on_miss={**value["on_miss"], "policy": _text(value["on_miss"]["policy"])},
         verify=dict(value["verify"]),
         imports=tuple(_text(item) for item in value["imports"]),
-        operators=dict(value["operators"]),
+        operators=_texts(value["operators"]),
         output_names=None if names is None else tuple(_text(item) for item in names),
         training=bool(value["training"]),
     )
@@ -354,7 +361,7 @@ def parse_variant(value: Json) -> Variant:
         id=_text(value["id"]),
         point=_text(value["point"]),
         tier=value["tier"],
-        target=Target(_text(target["device"]), {_text(k): _text(v) for k, v in target["needs"].items()}),
+        target=Target(_text(target["device"]), _texts(target["needs"])),
         artifact=ref,
         guards=parse_guards(value["guards"]),
         outputs=parse_outputs(value["outputs"]),
@@ -384,26 +391,18 @@ def _parse_set(value: Json) -> WeightSet:
     return WeightSet(refs, tuple(_text(name) for name in value["state"]), _text(value["dtype"]))
 
 
-def _check_weights(index: Index) -> None:
-    """Every constant of every variant must have its weight: a missing one is a crash at the first call."""
-    for variant in index.variants():
-        if not variant.constants and not variant.weights:
-            continue
-        known = index.weight_sets.get(variant.weights)
-        if known is None:
-            raise ValueError(f"variant {variant.id} names the weight set {variant.weights!r}, which is not there")
-        for _, weight in variant.constants:
-            if weight not in known.weights:
-                raise ValueError(f"variant {variant.id} needs the weight {weight!r}, which is not there")
-
-
 def _text(value: Json) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected text, got {str(value)[:80]!r}")
     return value
 
 
-def _no_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+def _texts(value: Json) -> dict[str, str]:
+    return {name: _text(item) for name, item in value.items()}
+
+
+def no_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    """For json.loads: ValueError for a key that is given twice, of which readers could take either."""
     record = dict(pairs)
     if len(record) != len(pairs):
         names = [name for name, _ in pairs]

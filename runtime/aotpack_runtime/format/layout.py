@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 
 INDEX = "index.json"
+EXPORTED = "exported"
+"""The kind of artifact that is one program file; every other kind is a folder of files."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -22,7 +24,7 @@ def artifact(kind: str, digest: str, name: str) -> str:
         raise ValueError(f"{digest[:80]!r} is not a sha256")
     if not _FILE_NAME.fullmatch(name) or ".." in name:
         raise ValueError(f"{name[:80]!r} is not a plain file name")
-    if kind == "exported":
+    if kind == EXPORTED:
         return f"programs/{digest}.pt2"
     return f"artifacts/{digest}/{name}"
 

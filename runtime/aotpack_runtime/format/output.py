@@ -46,12 +46,13 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor over the memory of a result or an argument."""
+    """A tensor over the memory of a result or an argument; `conj` when it shows that memory conjugated."""
 
     of: Result | Argument
     shape: tuple[Expression, ...]
     strides: tuple[Expression, ...]
     offset: Expression
+    conj: bool = False
 
 
 OutputLeaf = Result | Argument | Value | Size | View

@@ -16,6 +16,9 @@ ITEMSIZE_BYTES = {
 ALIGNMENT_BYTES = 16
 """What vectorised kernels assume of an address: the width torch's allocator, Triton and CUDA loads agree on."""
 
+OVERRIDDEN = "functions of torch are overridden"
+"""What stands in a reason that only the model itself can follow: programs know operators, not functions."""
+
 Scalar = None | bool | int | float | complex | str
 
 
@@ -24,7 +27,8 @@ class TensorMeta:
     """One tensor of a call. `strides` count elements; `offset` is its address modulo 16 bytes.
 
     `odd` is "" for an ordinary strided tensor, else why compiled code must not see it ("is a FakeTensor", "has
-    its conj bit set"). `needs_grad` means that autograd is recording and this tensor asks for it.
+    its conj bit set"). `needs_grad` means that autograd is recording and this tensor asks for it; `shared` that another
+    tensor of the call lies in its memory.
     """
 
     dtype: str
@@ -34,6 +38,7 @@ class TensorMeta:
     offset: int = 0
     odd: str = ""
     needs_grad: bool = False
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,8 @@ def parse(value: object, depth: int = 0) -> Tree:
         names = tuple(rest.pop(1 if kind == "class" else 0)) if len(rest) > (kind == "class") else None
         if names is None or len(rest) - (kind == "class") != len(names):
             raise ValueError(f"not a tree: {kind} whose names and children do not match")
+        if not all(isinstance(name, str) or (kind == "dict" and isinstance(name, int | None)) for name in names):
+            raise ValueError(f"not a tree: {kind} with the names {str(list(names))[:80]}")
         head = ("class", str(rest.pop(0)), names) if kind == "class" else ("dict", names)
     elif kind not in ("tuple", "list"):
         raise ValueError(f"not a tree: unknown container {kind!r}")

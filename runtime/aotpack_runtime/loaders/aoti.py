@@ -112,6 +112,8 @@ class AotiExecutable:
 
 def load(variant: Variant, files: Mapping[str, str], weights: TorchWeights) -> AotiExecutable:
     """Open the library and bind the weights; ArtifactError with the loader's own words."""
+    if LIBRARY not in files:
+        raise ArtifactError(variant.id, f"holds no {LIBRARY}")
     stateful = bool(weights.set.state)
     return AotiExecutable(variant, files[LIBRARY], weights, concurrency=1 if stateful else _concurrency())
 

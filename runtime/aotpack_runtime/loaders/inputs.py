@@ -30,6 +30,7 @@ def make_tensor(guard: TensorGuard, shape: tuple[int, ...], fill: Json, *, seed:
     """One tensor; `fill` is "randn", "rand", "ones", "zeros" or {"randint": [low, high]} (high excluded)."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{guard.path} {seed}".encode()))
     dtype = getattr(torch, guard.dtype)
+    drawn = dtype if dtype.is_complex else torch.float32  # a number that is real hides a conj() that is missing
     match fill:
         case {"randint": [low, high]}:
             values = torch.randint(int(low), int(high), shape, generator=generator)
@@ -38,9 +39,9 @@ def make_tensor(guard: TensorGuard, shape: tuple[int, ...], fill: Json, *, seed:
         case "zeros":
             values = torch.zeros(shape)
         case "rand":
-            values = torch.rand(shape, generator=generator)
+            values = torch.rand(shape, generator=generator, dtype=drawn)
         case _:
-            values = torch.randn(shape, generator=generator)
+            values = torch.randn(shape, generator=generator, dtype=drawn)
     tensor = values.to(dtype)
     if guard.layout == "channels_last" and tensor.numel():
         strided = torch.empty_strided(shape, channels_last_strides(shape), dtype=dtype)

@@ -19,6 +19,8 @@ import torch
 
 from aotpack_runtime.errors import ArtifactError
 from aotpack_runtime.format.index import Entry
+from aotpack_runtime.format.tree import class_fields, flatten
+from aotpack_runtime.loaders.inputs import unflatten
 from aotpack_runtime.loaders.tensors import TorchWeights
 
 
@@ -38,34 +40,74 @@ class SourceExecutable:
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object:
         generation = self._weights.gate.enter()
+        replaced: dict[str, torch.Tensor] = {}
         try:
-            module = self._module
-            result = module(*args, **kwargs)
-            self._keep_state(module)
+            module, buffers = self._module, self._buffers
+            try:
+                result = select_outputs(module(*args, **kwargs), self._entry.output_names)
+                return _own_memory(result, module)
+            finally:
+                replaced = self._written_back(buffers)
         finally:
             self._weights.gate.leave(generation)
-        return select_outputs(result, self._entry.output_names)
+            if replaced:
+                self._weights.replace(self._weights.check(replaced))
 
     def _rebind(self) -> None:
         """A copy of the module over the current tensors: running calls keep the one they started with."""
-        fresh = copy_over(self._module, self._weights.tensors)
-        self._module = fresh
+        self._module = copy_over(self._module, self._weights.tensors)
+        self._buffers = [
+            (f"{path}.{name}".removeprefix("."), owner, name, tensor)
+            for path, owner in self._module.named_modules()
+            for name, tensor in owner._buffers.items()
+            if tensor is not None
+        ]
 
-    def _keep_state(self, module: torch.nn.Module) -> None:
-        """A buffer that forward() replaced by another tensor is written back to the shared one."""
-        for name in self._weights.set.state:
-            owner, _, leaf = name.rpartition(".")
-            parent = module.get_submodule(owner)
-            shared, found = self._weights.tensors[name], getattr(parent, leaf)
-            if found is not shared:
+    def _written_back(
+        self, buffers: Sequence[tuple[str, torch.nn.Module, str, torch.Tensor]]
+    ) -> dict[str, torch.Tensor]:
+        """Write buffers that forward() replaced by other tensors back to the shared ones; those that no program writes
+        are not shared as state, and returned to be replaced like weights."""
+        replaced: dict[str, torch.Tensor] = {}
+        for name, owner, leaf, shared in buffers:
+            found = owner._buffers.get(leaf)
+            if found is shared:
+                continue
+            owner._buffers[leaf] = shared
+            if found is None:
+                raise ArtifactError(name, "was a buffer until forward() removed it, which a bundle cannot follow")
+            if name in self._weights.set.state:
                 with torch.no_grad():
                     shared.copy_(found)
-                setattr(parent, leaf, shared)
+            else:
+                replaced[name] = found
+        return replaced
 
 
 def load(entry: Entry, weights: TorchWeights) -> SourceExecutable:
     """Import and construct the source; ArtifactError with the reason when it cannot be."""
-    return SourceExecutable(entry, weights)
+    with torch.inference_mode(False):
+        return SourceExecutable(entry, weights)
+
+
+def _own_memory(result: object, module: torch.nn.Module) -> object:
+    """`result` with copies of what lies in the memory of a weight, as compiled variants return it: what a caller holds
+    must not follow the next call or update, and what a caller writes must not reach the weights."""
+    leaves: list[Any] = []
+    tree = flatten(result, leaves)
+    weights = {_address(tensor) for tensor in (*module.parameters(), *module.buffers())} - {0}
+    shared = [isinstance(leaf, torch.Tensor) and _address(leaf) in weights for leaf in leaves]
+    if not any(shared):
+        return result
+    return unflatten(tree, [leaf.clone() if inside else leaf for leaf, inside in zip(leaves, shared, strict=True)])
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where a tensor's memory begins; 0 for a tensor without memory of its own (sparse, inside vmap)."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except Exception:
+        return 0
 
 
 def build_module(source: str, args: Mapping[str, Any]) -> torch.nn.Module:
@@ -104,16 +146,31 @@ def copy_over(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> t
 
 
 def select_outputs(result: Any, names: Sequence[str] | None) -> object:
-    """A dict of the named fields of a result, in the order of `names`; the result itself without names."""
+    """A dict of the named fields of a result, in the order of `names`; the result itself without names.
+
+    ArtifactError when the result has not what is named: names stand for the items of a tuple or list, in order, and
+    for the keys or fields of anything else.
+    """
     if names is None:
         return result
-    if isinstance(result, Mapping):
-        return {name: result[name] for name in names}
     if isinstance(result, tuple | list) and not hasattr(result, "_fields"):
+        if len(result) != len(names):
+            raise ArtifactError("outputs", f"there are {len(names)} names for the {len(result)} results of the model")
         return dict(zip(names, result, strict=True))
     if isinstance(result, torch.Tensor) and len(names) == 1:
         return {names[0]: result}
-    return {name: getattr(result, name) for name in names}
+    found = result if isinstance(result, Mapping) else {name: getattr(result, name) for name in _fields(result)}
+    missing = [name for name in names if name not in found]
+    if missing:
+        known = f"has {', '.join(map(str, found))}" if found else f"is one {type(result).__name__}"
+        raise ArtifactError("outputs", f"there is no {missing[0]!r} in the result of the model, which {known}")
+    return {name: found[name] for name in names}
+
+
+def _fields(result: object) -> Sequence[str]:
+    if isinstance(result, torch.Tensor):
+        return ()
+    return class_fields(type(result)) or list(getattr(result, "__dict__", ()))
 
 
 def _check_files(entry: Entry) -> None:

@@ -1,0 +1,169 @@
+"""What must hold between the records of an index, beyond the form of each: ValueError says what does not.
+
+An index that breaks one of these would fail later, in the middle of a call or of a warm-up, or answer with another
+variant's result.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aotpack_runtime.format import layout
+from aotpack_runtime.format.expression import Expression, variable
+from aotpack_runtime.format.guard import IntGuard, LeafGuard, TensorGuard
+from aotpack_runtime.format.output import Argument, OutputLeaf, Result, Size, View
+from aotpack_runtime.format.tree import LEAF, Tree, children, paths
+
+if TYPE_CHECKING:
+    from aotpack_runtime.format.index import File, Index, Parameter, Variant, WeightSet
+
+_KINDS = {kind.name.lower(): kind for kind in inspect._ParameterKind}  # type: ignore[attr-defined]
+
+
+def check_parameters(parameters: Sequence[Parameter]) -> None:
+    """They are a signature that Python can have, with defaults that can be rebuilt from plain values."""
+    inspect.Signature(
+        [
+            inspect.Parameter(each.name, _KINDS[each.kind], default=each.default if each.default else inspect.Parameter.empty)
+            for each in parameters
+        ]
+    )
+    kinds = Counter(each.kind for each in parameters)
+    if kinds["var_positional"] > 1 or kinds["var_keyword"] > 1:
+        raise ValueError("more than one *args or **kwargs")
+    for each in parameters:
+        if each.default and (_has_class(each.default.tree) or _leaf_count(each.default.tree) != len(each.default.leaves)):
+            raise ValueError(f"the default of {each.name!r} cannot be rebuilt")
+
+
+def check_variant(variant: Variant, parameters: Sequence[Parameter]) -> None:
+    """Guards are of these parameters, and name only sizes that calls have; so do outputs and examples."""
+    guards, outputs = variant.guards, variant.outputs
+    if len(guards.trees) != len(parameters):
+        raise ValueError(f"{len(guards.trees)} trees for {len(parameters)} parameters")
+    places = [path for tree, each in zip(guards.trees, parameters, strict=True) for path in paths(tree, each.name)]
+    if places != [guard.path for guard in guards.leaves]:
+        raise ValueError(f"guards are of {[guard.path for guard in guards.leaves]}, the parameters have {places}")
+    sizes = _sizes(guards.leaves)
+    for guard in guards.leaves:
+        if isinstance(guard, TensorGuard):
+            _check_layout(guard, sizes)
+    _check_names(guards.where, sizes)
+    if _has_class(outputs.tree) or _leaf_count(outputs.tree) != len(outputs.leaves):
+        raise ValueError("outputs cannot be put together")
+    for leaf in outputs.leaves:
+        _check_output(leaf, guards.leaves, sizes)
+    if not variant.examples:
+        raise ValueError("no examples")
+    for example in variant.examples:
+        if len(example) != len(guards.leaves) or not all(map(_is_example, guards.leaves, example)):
+            raise ValueError(f"the example {list(example)} is not of its guards")
+
+
+def check_members(index: Index) -> None:
+    """Every id, and every member's bytes, stand for one thing only."""
+    variants = index.variants()
+    names = Counter(variant.id for variant in variants)
+    if len(names) != len(variants):
+        raise ValueError(f"two variants have the id {names.most_common(1)[0][0]!r}")
+    known: dict[str, File] = {}
+    for variant in variants:
+        artifact = variant.artifact
+        if artifact.kind == layout.EXPORTED and [file.digest for file in artifact.files.values()] != [artifact.digest]:
+            raise ValueError(f"{variant.id}: an exported program is one file, named by its digest")
+        for member, file in artifact.members().items():
+            if known.setdefault(member, file) != file:
+                raise ValueError(f"{member} is said to have two contents")
+
+
+def check_weights(index: Index) -> None:
+    """Every constant of every variant has its weight: a missing one would be a crash at the first call."""
+    for name, item in index.weight_sets.items():
+        _check_set(name, item, present=index.weights_file is not None)
+    for variant in index.variants():
+        if not variant.constants and not variant.weights:
+            continue
+        known = index.weight_sets.get(variant.weights)
+        if known is None:
+            raise ValueError(f"variant {variant.id} names the weight set {variant.weights!r}, which is not there")
+        for _, weight in variant.constants:
+            if weight not in known.weights:
+                raise ValueError(f"variant {variant.id} needs the weight {weight!r}, which is not there")
+
+
+def _check_set(name: str, item: WeightSet, *, present: bool) -> None:
+    if item.weights and not present:
+        raise ValueError(f"the set {name!r} names weights, and there is no weights file")
+    for state in item.state:
+        if state not in item.weights:
+            raise ValueError(f"the state {state!r} of the set {name!r} is no weight of it")
+    for weight, ref in item.weights.items():
+        if ref.order is not None and sorted(ref.order) != list(range(len(ref.order))):
+            raise ValueError(f"the order of {weight!r} is {list(ref.order)}, no permutation of its dims")
+
+
+def _check_layout(guard: TensorGuard, sizes: Collection[str]) -> None:
+    if isinstance(guard.layout, str):
+        if guard.layout not in ("any", "contiguous", "channels_last"):
+            raise ValueError(f"{guard.path}: unknown layout {guard.layout!r}")
+        if guard.layout == "channels_last" and len(guard.dims) < 3:
+            raise ValueError(f"{guard.path}: channels_last with {len(guard.dims)} dims")
+        return
+    if len(guard.layout) != len(guard.dims):
+        raise ValueError(f"{guard.path}: {len(guard.layout)} strides for {len(guard.dims)} dims")
+    _check_names(guard.layout, sizes)
+
+
+def _check_output(leaf: OutputLeaf, guards: Sequence[LeafGuard], sizes: Collection[str]) -> None:
+    match leaf:
+        case Result(index, _, shape):
+            if index < 0:
+                raise ValueError(f"an output is result {index}")
+            _check_names(shape or (), sizes)
+        case Argument(index):
+            if not 0 <= index < len(guards):
+                raise ValueError(f"an output is argument {index} of {len(guards)}")
+        case Size(size):
+            _check_names([size], sizes)
+        case View(of=of, shape=shape, strides=strides, offset=offset):
+            _check_output(of, guards, sizes)
+            _check_names([*shape, *strides, offset], sizes)
+
+
+def _check_names(expressions: Iterable[Expression], sizes: Collection[str]) -> None:
+    for expression in expressions:
+        for name in expression.names:
+            if name not in sizes:
+                raise ValueError(f"{expression} names {name!r}, which is no size of a call")
+
+
+def _sizes(guards: Sequence[LeafGuard]) -> set[str]:
+    """What expressions may name."""
+    sizes: set[str] = set()
+    for guard in guards:
+        if isinstance(guard, TensorGuard):
+            sizes.update(variable(guard.path, axis) for axis in range(len(guard.dims)))
+        elif isinstance(guard, IntGuard):
+            sizes.add(variable(guard.path))
+    return sizes
+
+
+def _is_example(guard: LeafGuard, example: Any) -> bool:
+    if isinstance(guard, TensorGuard):
+        return (
+            isinstance(example, tuple)
+            and len(example) == len(guard.dims)
+            and all(type(size) is int and size >= 0 for size in example)
+        )
+    return type(example) is int if isinstance(guard, IntGuard) else example is None
+
+
+def _leaf_count(tree: Tree) -> int:
+    return 1 if tree == LEAF else sum(_leaf_count(child) for _, child in children(tree))
+
+
+def _has_class(tree: Tree) -> bool:
+    return tree != LEAF and (tree[0] == "class" or any(_has_class(child) for _, child in children(tree)))
