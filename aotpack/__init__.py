@@ -1,8 +1,8 @@
 """Build aotpack bundles: read a manifest, plan its jobs, build it.
 
-    from aotpack import build, read_manifest
+from aotpack import build, read_manifest
 
-    result = build(read_manifest(Path("manifest.yaml")))
+result = build(read_manifest(Path("manifest.yaml")))
 """
 
 from __future__ import annotations

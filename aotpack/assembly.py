@@ -42,7 +42,9 @@ class Draft:
         sets = self.index.weight_sets
         if merged:
             sets = {
-                name: replace(item, weights={k: replace(ref, tensor=f"{name}/{ref.tensor}") for k, ref in item.weights.items()})
+                name: replace(
+                    item, weights={k: replace(ref, tensor=f"{name}/{ref.tensor}") for k, ref in item.weights.items()}
+                )
                 for name, item in sets.items()
             }
         return replace(self.index, weights_file=None if file is None else _file(file), weight_sets=sets)

@@ -41,6 +41,7 @@ class Step:
 
     kind: str
     name: str
+    target: str
     status: str
     needs_gpu: bool = False
 
@@ -127,7 +128,9 @@ def check_requires(requires: Mapping[str, str]) -> None:
             raise MissingDependency(name, needed_for="this manifest (requires)", install=f"'{name}{wanted}'") from None
         if not SpecifierSet(wanted).contains(found, prereleases=True):
             raise MissingDependency(
-                f"{name}{wanted}", needed_for=f"this manifest (requires; {found} is installed)", install=f"'{name}{wanted}'"
+                f"{name}{wanted}",
+                needed_for=f"this manifest (requires; {found} is installed)",
+                install=f"'{name}{wanted}'",
             )
 
 
@@ -157,14 +160,16 @@ class _Builder:
         found: list[Step] = []
         for entry in self.plan.entries:
             if entry.device != "cpu":
-                found += [Step("aoti", variant.id, "needs a GPU", needs_gpu=True) for variant in entry.variants]
+                found += [
+                    Step("aoti", variant.id, entry.target, "needs a GPU", needs_gpu=True) for variant in entry.variants
+                ]
                 continue
             key, parts = self._export_key(entry)
             record, why = self._find_export(key, parts, entry)
-            found.append(Step("export", _export_name(entry), why))
+            found.append(Step("export", _export_name(entry), entry.target, why))
             for variant in entry.variants:
                 status = "after its export" if record is None else self._compile_status(entry, variant, record)
-                found.append(Step("aoti", variant.id, status))
+                found.append(Step("aoti", variant.id, entry.target, status))
         return found
 
     def _turn_down_cuda(self) -> None:
@@ -174,7 +179,9 @@ class _Builder:
         reason = "torch entries for CUDA need a GPU to be built, and are not in this version"
         if not self.keep_going:
             raise MissingDependency(
-                "a CUDA device", needed_for=f"target {others[0].target!r}: {reason}", install="(none): use --target, or --keep-going"
+                "a CUDA device",
+                needed_for=f"target {others[0].target!r}: {reason}",
+                install="(none): use --target, or --keep-going",
             )
         for entry in others:
             self.result.failures.update({variant.id: reason for variant in entry.variants})
@@ -191,7 +198,9 @@ class _Builder:
                 self.exports[number] = record
                 continue
             job = {"kind": "export", **entry.export, "folder": str(self.folder)}
-            running.append((number, entry, key, parts, self._submit(workers, "export", job, _export_name(entry), fresh=True)))
+            running.append(
+                (number, entry, key, parts, self._submit(workers, "export", job, _export_name(entry), fresh=True))
+            )
         if running:
             self.reporter.begin("export", len(running))
         for number, entry, key, parts, future in running:
@@ -250,8 +259,9 @@ class _Builder:
     def _compile_key(self, entry: EntryPlan, variant: VariantPlan, export: Json) -> tuple[str, dict[str, Json]]:
         program = export["programs"][export["program_of_variant"][variant.id]]
         level = cpu_level(entry.compile["cpu"]["march"], entry.compile["cpu"]["simd"])
+        own = {"example", "examples", "file"} if "content" in program else {"example", "examples"}
         parts = {
-            "program": fingerprint({name: program[name] for name in sorted(program) if name not in ("example", "examples")}),
+            "program": fingerprint({name: program[name] for name in sorted(program) if name not in own}),
             "sizes": variant.record()["dims"],
             "options": entry.compile["inductor"],
             "target": {"march": level.march, "simd_bits": level.simd_bits, "needs": level.needs},
@@ -306,7 +316,13 @@ class _Builder:
         self.reporter.begin("verify", len(pending))
         running = []
         for (entry, variant), key in pending.items():
-            job = {"kind": "verify", "bundle": str(staged), "folder": str(self.folder), "entry": entry, "variant": variant}
+            job = {
+                "kind": "verify",
+                "bundle": str(staged),
+                "folder": str(self.folder),
+                "entry": entry,
+                "variant": variant,
+            }
             running.append((variant, key, self._submit(workers, "verify", job, variant)))
         bad = set()
         for variant, key, future in running:
@@ -325,7 +341,11 @@ class _Builder:
                 "artifact": variant.artifact.digest,
                 "examples": [list(example) for example in variant.examples],
                 "weights": index.weights_file.digest if index.weights_file else "",
-                "source": {"text": record.source.text, "args": dict(record.source.args), "files": dict(record.source.files)},
+                "source": {
+                    "text": record.source.text,
+                    "args": dict(record.source.args),
+                    "files": dict(record.source.files),
+                },
                 "imports": list(record.imports),
                 "settings": dict(record.verify),
                 "fills": dict(record.fills),

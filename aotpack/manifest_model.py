@@ -180,7 +180,9 @@ class OnMiss(Strict):
     pad: Mapping[Identifier, PadForm] | None = Field(
         default=None, description="dim -> a multiple to pad to, or a list of sizes to pad to"
     )
-    pad_values: Mapping[Identifier, Scalar] = Field(default={}, description="argument -> what to pad it with; default: 0")
+    pad_values: Mapping[Identifier, Scalar] = Field(
+        default={}, description="argument -> what to pad it with; default: 0"
+    )
 
 
 class TorchExportEntry(Strict):

@@ -117,7 +117,9 @@ def _entry_plans(manifest: Manifest, name: str, entry: Entry) -> Iterator[EntryP
     seen: dict[str, str] = {}
     for precision, target_name in precisions:
         if target_name in seen:
-            message = f"precisions {seen[target_name]} and {precision} of target {target_name!r} would have equal guards"
+            message = (
+                f"precisions {seen[target_name]} and {precision} of target {target_name!r} would have equal guards"
+            )
             raise ManifestError([Problem(str(manifest.path), 1, 1, f"entries.{name}.precisions", message)])
         seen[target_name] = precision
         target = manifest.targets[target_name]
@@ -160,7 +162,9 @@ def _variants(manifest: Manifest, name: str, entry: Entry, suffix: str) -> list[
             label = "-".join([f"{dim}{_size_text(size)}" for dim, size in dims.items()] + [f"no_{a}" for a in absent])
             identity = (tuple((dim, size.min, size.max) for dim, size in sorted(dims.items())), absent)
             if identity in owner:
-                message = f"points {owner[identity]!r} and {point.name!r} both ask for {label}: their guards would be equal"
+                message = (
+                    f"points {owner[identity]!r} and {point.name!r} both ask for {label}: their guards would be equal"
+                )
                 raise ManifestError([Problem(str(manifest.path), 1, 1, f"entries.{name}.points", message)])
             owner[identity] = point.name
             variant_id = "/".join(part for part in (name, label or "fixed", suffix) if part)

@@ -209,7 +209,9 @@ class _Source:
             try:
                 result = select_outputs(self._module(*args, **kwargs), self._entry.output_names)
             except Exception as error:
-                raise CompileError(variant.id, f"eager itself fails at these sizes: {type(error).__name__}: {error}") from error
+                raise CompileError(
+                    variant.id, f"eager itself fails at these sizes: {type(error).__name__}: {error}"
+                ) from error
             kept = [name for name, value in _attributes(self._module).items() if _is_other(before.get(name), value)]
             if kept:
                 self.hint = f"forward() sets {', '.join(kept)}: what calls keep is registered with register_buffer()"

@@ -42,7 +42,7 @@ def main(root: str) -> NoReturn:
 
 
 def _read(jobs: SimpleQueue[str]) -> None:
-    """Hand on the lines of stdin; at its end, which is that of a killed parent too, end this process and its children."""
+    """Hand on the lines of stdin; at its end, that of a killed parent too, end this process and its children."""
     for line in sys.stdin:
         jobs.put(line)
     if os.getpgid(0) == os.getpid():

@@ -71,7 +71,12 @@ def child(mode: str, model: str, paths: dict[str, str]) -> dict[str, Any]:
     with torch.no_grad():
         call(**inputs)
     second = time.monotonic() - start - total
-    answer = {"total_s": total, "after_import_s": total - phases["import_torch"], "second_call_s": second, "phases": phases}
+    answer = {
+        "total_s": total,
+        "after_import_s": total - phases["import_torch"],
+        "second_call_s": second,
+        "phases": phases,
+    }
     answer["heavy"] = [module for module in FORBIDDEN if module in sys.modules]
     answer["rss_mb"] = _rss_mb()
     if mode == "eager":
@@ -160,7 +165,9 @@ def measure(model: str, bundle: Path, modes: list[str], samples: int) -> dict[st
         caches = Path(folder)
         run("eager", model, paths, caches / "expected")
         if any(mode.startswith("package") for mode in modes) and not Path(paths["package"]).exists():
-            subprocess.run([sys.executable, __file__, "--package", "--model", model, "--paths", json.dumps(paths)], check=True)
+            subprocess.run(
+                [sys.executable, __file__, "--package", "--model", model, "--paths", json.dumps(paths)], check=True
+            )
         for mode in modes:
             if mode.endswith("_warm"):
                 run(mode, model, paths, caches / mode)
@@ -210,7 +217,9 @@ def main() -> None:
     bundle = options.bundle or OUT / options.model
     if options.bundle is None:
         manifest = str(MANIFESTS / MODELS[options.model]["manifest"])
-        subprocess.run([sys.executable, "-m", "aotpack", "build", manifest, "-o", str(bundle)], check=True, stdout=sys.stderr)
+        subprocess.run(
+            [sys.executable, "-m", "aotpack", "build", manifest, "-o", str(bundle)], check=True, stdout=sys.stderr
+        )
     found = measure(options.model, bundle, options.modes.split(","), options.samples)
     print(table(found))
     if options.json:

@@ -1,7 +1,7 @@
 """A server in few lines: the standard library's HTTP server over a bundle; GET /ready for a probe, POST /encode.
 
-    python examples/serve.py dist/quickstart-0.1.0 --port 8000
-    curl -s localhost:8000/encode -d '{"input_ids": [[5, 6, 7, 8, 9, 10, 11, 12]]}'
+python examples/serve.py dist/quickstart-0.1.0 --port 8000
+curl -s localhost:8000/encode -d '{"input_ids": [[5, 6, 7, 8, 9, 10, 11, 12]]}'
 """
 
 from __future__ import annotations

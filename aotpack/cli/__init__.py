@@ -14,7 +14,7 @@ import typer
 
 app = typer.Typer(
     name="aotpack",
-    help="Move compilation of PyTorch models out of server starts: build bundles, look into them, check and verify them.",
+    help="Move compilation of PyTorch models out of server starts: build bundles, look into them, check, verify them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -37,7 +37,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _main(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version and exit."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
+    ),
 ) -> None:
     pass
 

@@ -20,12 +20,18 @@ SOME_FAILED = 5
 
 def command(
     manifest: Path = typer.Argument(help="The manifest to build."),
-    out: Path | None = typer.Option(None, "-o", "--output", help="Folder, or FILE.aotpack for an archive. Default: dist/NAME-VERSION."),
-    jobs: int | None = typer.Option(None, "-j", "--jobs", min=1, help="Processes at a time. Default: AOTPACK_JOBS, the manifest's, else one a CPU."),
+    out: Path | None = typer.Option(
+        None, "-o", "--output", help="Folder, or FILE.aotpack for an archive. Default: dist/NAME-VERSION."
+    ),
+    jobs: int | None = typer.Option(
+        None, "-j", "--jobs", min=1, help="Processes at a time. Default: AOTPACK_JOBS, the manifest's, else one a CPU."
+    ),
     only: str = typer.Option("*", "--only", metavar="GLOB", help="Build only variants or entries that match."),
     target: str | None = typer.Option(None, "--target", metavar="NAME", help="Build for one target of the manifest."),
     sets: list[str] = typer.Option([], "--set", metavar="K=V", help="Change a value of the manifest by its path."),
-    keep_going: bool = typer.Option(False, "--keep-going", help="Leave out what fails, and build the rest (exit code 5)."),
+    keep_going: bool = typer.Option(
+        False, "--keep-going", help="Leave out what fails, and build the rest (exit code 5)."
+    ),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress."),
     as_json: bool = JSON_OPTION,
     debug: bool = DEBUG_OPTION,
@@ -42,7 +48,10 @@ def command(
     for name, reason in built.failures.items():
         note(f"left out: {name}: {reason}")
     if not quiet:
-        counts = ", ".join(f"{built.count(kind)} {word}" for kind, word in (("export", "exported"), ("aoti", "compiled"), ("verify", "verified")))
+        counts = ", ".join(
+            f"{built.count(kind)} {word}"
+            for kind, word in (("export", "exported"), ("aoti", "compiled"), ("verify", "verified"))
+        )
         note(f"{counts} in {time.perf_counter() - start:.1f} s; sha256 {built.digest}")
     value = {
         "ok": not built.failures,

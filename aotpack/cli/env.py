@@ -9,7 +9,17 @@ import shutil
 
 from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, result
 
-_PACKAGES = ("aotpack", "aotpack-runtime", "torch", "triton", "safetensors", "numpy", "transformers", "pydantic", "typer")
+_PACKAGES = (
+    "aotpack",
+    "aotpack-runtime",
+    "torch",
+    "triton",
+    "safetensors",
+    "numpy",
+    "transformers",
+    "pydantic",
+    "typer",
+)
 _VARIABLES = (
     "AOTPACK_MODE", "AOTPACK_ALLOW", "AOTPACK_CACHE_DIR", "AOTPACK_CHECK", "AOTPACK_JOBS", "CXX", "TMPDIR",
     "TORCHINDUCTOR_CACHE_DIR", "OMP_NUM_THREADS",
@@ -35,7 +45,12 @@ def command(as_json: bool = JSON_OPTION, debug: bool = DEBUG_OPTION) -> None:
         "variables": {name: os.environ.get(name) for name in _VARIABLES},
         "cache_dir": str(cache_dir()),
     }
-    lines = [f"{group}.{name}: {' '.join(text) if isinstance(text, list) else text}" for group, items in value.items() if isinstance(items, dict) for name, text in items.items()]
+    lines = [
+        f"{group}.{name}: {' '.join(text) if isinstance(text, list) else text}"
+        for group, items in value.items()
+        if isinstance(items, dict)
+        for name, text in items.items()
+    ]
     lines += [f"python: {value['python']}", f"cache_dir: {value['cache_dir']}"]
     result(value, as_json=as_json, text="\n".join(lines))
 

@@ -1,4 +1,4 @@
-"""`aotpack explain BUNDLE ENTRY --shape x=8x128:float32`: which variant a call would hit, or why each was turned down."""
+"""`aotpack explain BUNDLE ENTRY --shape x=8x128:float32`: which variant a call hits, or why each was turned down."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ _SHAPE = re.compile(r"(?P<path>[^=]+)=(?P<shape>scalar|\d+(x\d+)*):(?P<dtype>\w+
 def command(
     bundle: Path = typer.Argument(help="A bundle folder or archive."),
     entry: str = typer.Argument(help="The entry that is called."),
-    shape: list[str] = typer.Option([], "--shape", metavar="ARG=8x128:float32", help="A tensor argument; `scalar` for no dims."),
-    value: list[str] = typer.Option([], "--value", metavar="ARG=JSON", help="Another argument, such as k=3 or flag=true."),
+    shape: list[str] = typer.Option(
+        [], "--shape", metavar="ARG=8x128:float32", help="A tensor argument; `scalar` for no dims."
+    ),
+    value: list[str] = typer.Option(
+        [], "--value", metavar="ARG=JSON", help="Another argument, such as k=3 or flag=true."
+    ),
     device: str = typer.Option("cpu", "--device", help="cpu or cuda."),
     as_json: bool = JSON_OPTION,
     debug: bool = DEBUG_OPTION,
@@ -61,7 +65,9 @@ def _call(record: Entry, shapes: list[str], values: list[str], device: str) -> C
     trees: list[Tree] = []
     leaves: list[Any] = []
     for position, parameter in enumerate(record.parameters):
-        own = {path: given.pop(path) for path in list(given) if re.fullmatch(re.escape(parameter.name) + r"(\W.*)?", path)}
+        own = {
+            path: given.pop(path) for path in list(given) if re.fullmatch(re.escape(parameter.name) + r"(\W.*)?", path)
+        }
         whole = own.get(parameter.name) if len(own) == 1 else None
         if isinstance(whole, TensorMeta):
             trees.append(LEAF)
@@ -80,7 +86,9 @@ def _call(record: Entry, shapes: list[str], values: list[str], device: str) -> C
         elif parameter.kind == "var_keyword":
             trees.append(("dict", ()))
         else:
-            raise typer.BadParameter(f"{record.name} needs the argument {parameter.name!r}: --shape {parameter.name}=8x128:float32")
+            raise typer.BadParameter(
+                f"{record.name} needs the argument {parameter.name!r}: --shape {parameter.name}=8x128:float32"
+            )
     if given:
         names = ", ".join(record.parameter_names)
         raise typer.BadParameter(f"{record.name} has no argument {next(iter(given))!r}; it has: {names}")

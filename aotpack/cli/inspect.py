@@ -66,14 +66,18 @@ def _variant(variant: Any) -> dict[str, Any]:
 def _text(value: dict[str, Any]) -> str:
     lines = [
         f"{value['name']} {value['version']}  {size_text(value['bytes'])}  sha256 {value['digest']}",
-        "built with " + ", ".join(f"{name} {text}" for name, text in sorted(value["provenance"].get("tools", {}).items())),
+        "built with "
+        + ", ".join(f"{name} {text}" for name, text in sorted(value["provenance"].get("tools", {}).items())),
     ]
     if value["weights"]:
         lines.append(f"weights {size_text(value['weights']['bytes'])}, once for all variants")
     for name, entry in value["entries"].items():
-        lines.append(f"\n{name}({', '.join(entry['parameters'])})  from {entry['source']}, on a miss: {entry['on_miss'].get('policy')}")
+        call, policy = f"{name}({', '.join(entry['parameters'])})", entry["on_miss"]["policy"]
+        lines.append(f"\n{call}  from {entry['source']}, on a miss: {policy}")
         for variant in [*entry["variants"], *entry["programs"]]:
             needs = ", ".join(f"{key} {text}" for key, text in sorted(variant["needs"].items()))
-            lines.append(f"  {variant['id']}  {variant['kind']}, {variant['tier']}, {size_text(variant['bytes'])}, needs {needs}")
+            lines.append(
+                f"  {variant['id']}  {variant['kind']}, {variant['tier']}, {size_text(variant['bytes'])}, needs {needs}"
+            )
             lines += [f"      {words}" for words in variant["guards"]]
     return "\n".join(lines)

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TextIO
 
 import typer
@@ -99,7 +99,8 @@ def _fail(error: Exception, code: int, *, as_json: bool, debug: bool) -> int:
         if error.filename is None and sys.stdout is not None:
             _silence(sys.stdout)
     else:
-        note(f"error: {type(error).__name__}: {error}\nhint: this is a bug of aotpack; run again with --debug and report it")
+        note(f"error: {type(error).__name__}: {error}")
+        note("hint: this is a bug of aotpack; run again with --debug and report it")
     return code
 
 
@@ -120,10 +121,12 @@ def _record(error: Exception) -> Mapping[str, Json]:
     return record
 
 
-def table(rows: list[tuple[str, ...]], heads: tuple[str, ...]) -> str:
+def table(rows: Sequence[tuple[str, ...]], heads: tuple[str, ...]) -> str:
     """Columns padded to their widest cell, the last one left ragged."""
     widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [heads, *rows]]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [heads, *rows]
+    ]
     return "\n".join(lines)
 
 

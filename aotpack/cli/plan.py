@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
@@ -32,17 +33,18 @@ def command(
     found = steps(plan)
     todo = [step for step in found if not step.cached and not step.needs_gpu]
     seconds = sum(SECONDS_A_JOB[step.kind] for step in todo) / default_jobs(read)
-    rows = [(step.kind, step.name, step.status) for step in found]
+    rows = [(step.kind, step.name, step.target, step.status) for step in found]
     variants = sum(step.kind == "aoti" for step in todo)
     result(
         {
             "ok": True,
-            "jobs": [{"kind": s.kind, "name": s.name, "status": s.status, "cached": s.cached, "needs_gpu": s.needs_gpu} for s in found],
+            "jobs": [{**asdict(step), "cached": step.cached} for step in found],
             "to_run": len(todo),
             "estimated_seconds": round(seconds),
             "estimated_bytes": variants * BYTES_A_VARIANT,
         },
         as_json=as_json,
-        text=table(rows, ("job", "name", "status")),
-    )  # fmt: skip
-    note(f"{len(todo)} of {len(found)} jobs to run, about {seconds:.0f} s and {variants * BYTES_A_VARIANT / 1e6:.1f} MB")
+        text=table(rows, ("job", "name", "target", "status")),
+    )
+    megabytes = variants * BYTES_A_VARIANT / 1e6
+    note(f"{len(todo)} of {len(found)} jobs to run, about {seconds:.0f} s and {megabytes:.1f} MB")

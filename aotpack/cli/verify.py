@@ -15,8 +15,18 @@ def command(
     as_json: bool = JSON_OPTION,
     debug: bool = DEBUG_OPTION,
 ) -> int:
-    """Check every digest and run every variant against eager: the source where it can be imported, else the bundle's program."""
-    from aotpack.verify import verify_bundle
+    """Check every digest and run every variant against eager.
+
+    Eager is the source where it can be imported, else the bundle's own program.
+    """
+    from aotpack_runtime.errors import MissingDependency
+
+    try:
+        from aotpack.verify import verify_bundle
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingDependency("torch", needed_for="running variants", install="'aotpack[torch]'") from error
 
     seen, skipped = verify_bundle(str(bundle), source, lambda name: note(f"verifying {name}"))
     rows = []
@@ -24,7 +34,9 @@ def command(
         if isinstance(found, str):
             rows.append((name, "FAILED", found))
         else:
-            values = f"largest error {found.largest_error:.2g}" if found.compared_values else "random: values not compared"
+            values = (
+                f"largest error {found.largest_error:.2g}" if found.compared_values else "random: values not compared"
+            )
             rows.append((name, "ok", f"{found.cases} cases against {found.reference}, {values}"))
     rows += [(name, "skipped", reason) for name, reason in skipped.items()]
     failed = [name for name, word, _ in rows if word != "ok"]

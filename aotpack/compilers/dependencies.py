@@ -83,8 +83,7 @@ def dependencies(recorder: Recorder, folder: Path) -> dict[str, Json]:
     Files under an installed distribution are covered by its version; files beside the manifest are named relative to
     its `folder`.
     """
-    installed = [Path(path).resolve() for path in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}]
-    standard = [Path(sysconfig.get_path("stdlib")).resolve(), Path(sys.base_prefix).resolve()]
+    installed, standard = _installed(), _standard()
     files: dict[str, Json] = {}
     tops: set[str] = set()
     imported = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
@@ -104,12 +103,19 @@ def dependencies(recorder: Recorder, folder: Path) -> dict[str, Json]:
 
 
 def source_modules(folder: Path) -> dict[str, str]:
-    """Imported module -> sha256 of its file, for modules that lie beside the manifest."""
+    """Imported module -> sha256 of its file, for modules that lie beside the manifest and in no environment there.
+
+    torch.ops says that its file is "_ops.py", wherever this process is: only whole paths are of files.
+    """
     found: dict[str, str] = {}
+    elsewhere = [*_installed(), *_standard()]
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and file.endswith(".py") and Path(file).resolve().is_relative_to(folder.resolve()):
-            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        if not file or not file.endswith(".py") or not os.path.isabs(file):
+            continue
+        real = Path(file).resolve()
+        if real.is_relative_to(folder.resolve()) and not _ours(real) and not any(map(real.is_relative_to, elsewhere)):
+            found[name] = hashlib.sha256(real.read_bytes()).hexdigest()
     return found
 
 
@@ -143,6 +149,16 @@ def changed_dependency(recorded: Mapping[str, Json], folder: Path) -> str | None
         if found != version:
             return f"{name} {version} -> {found}"
     return None
+
+
+def _installed() -> list[Path]:
+    return [Path(path).resolve() for path in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}]
+
+
+def _standard() -> list[Path]:
+    """Python's own folders. Not its whole prefix: that is /usr on many systems, and /usr/src/app is a user's."""
+    prefix = Path(sys.base_prefix).resolve()
+    return [Path(sysconfig.get_path("stdlib")).resolve(), prefix / "lib", prefix / "share"]
 
 
 def _named(path: Path, folder: Path) -> str:

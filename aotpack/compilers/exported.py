@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import logging
 import math
 import re
@@ -48,15 +49,16 @@ from aotpack_runtime.format.codec import dump_guards, dump_outputs, dump_scalar
 from aotpack_runtime.format.expression import parse, variable
 from aotpack_runtime.format.guard import Guards, IntGuard, LeafGuard, Range, TensorGuard
 from aotpack_runtime.format.index import dump_parameter
-from aotpack_runtime.format.output import Outputs
+from aotpack_runtime.format.output import Outputs, Size, Value
 from aotpack_runtime.format.tree import Tree, paths
 from aotpack_runtime.loaders.inputs import make_leaves
 from aotpack_runtime.store import Store
 
-
 Json = Any
 Dims = Mapping[str, tuple[int, int | None, int]]
 """Dim name -> (min, max, opt)."""
+
+T = TypeVar("T")
 
 log = logging.getLogger("aotpack.export")
 
@@ -195,13 +197,12 @@ class _Session:
         shape = self._shape(absent)
         sizes = {name: _inside(bounds) for name, bounds in dims.items()}
         try:
-            program = self._export(shape, sizes, _named_dims(shape, dims, steps))
+            program = traced(lambda specs: self._export(shape, sizes, specs), shape, dims, steps)
         except CompileError:
             raise
         except Exception as error:
             raise export_error(variant, error, self.folder, shape.leaves) from error
-        for guard in program.guards.leaves:
-            self._require_open(guard, shape, dims, variant)
+        self._require_open(program.guards, shape, dims, variant)
         return self._relaxed(program, dims)
 
     def _small_sizes(
@@ -237,22 +238,34 @@ class _Session:
         example = tuple(_example(leaf, sizes) for leaf in shape.leaves)
         return Program(exported, Guards(shape.trees, leaves, where), outputs, compiled, shape, example)
 
-    def _require_open(self, guard: Any, shape: Shape, dims: Dims, variant: str) -> None:
-        """A dim that the manifest declares as a range and that came out fixed is an error, not a static variant."""
-        for leaf in shape.leaves:
-            if not isinstance(leaf, TensorLeaf) or leaf.path != guard.path or not isinstance(guard, TensorGuard):
+    def _require_open(self, guards: Guards, shape: Shape, dims: Dims, variant: str) -> None:
+        """A dim that the manifest declares as a range, and that came out fixed or narrower than from 2 on, is an error;
+        one that came out in steps is not."""
+        declared = {
+            variable(leaf.path, axis): size
+            for leaf in shape.leaves
+            if isinstance(leaf, TensorLeaf)
+            for axis, size in enumerate(leaf.shape)
+            if size in dims and dims[size][0] != dims[size][1]
+        }
+        in_steps = {match["size"] for text in guards.where if (match := _DIVISIBLE.fullmatch(text.text))}
+        for place, found in _named_sizes(guards):
+            if place not in declared:
                 continue
-            for axis, size in enumerate(leaf.shape):
-                names = parse(size).names if isinstance(size, str) else ()
-                for name in names:
-                    low, high, _ = dims[name]
-                    if low != high and isinstance(guard.dims[axis], int):
-                        raise CompileError(
-                            variant,
-                            f"dim {name!r} is declared {low}..{high}, but the model fixes "
-                            f"{leaf.path}.shape[{axis}] to {guard.dims[axis]}",
-                            hint="give it one size, or a list of sizes, in the manifest",
-                        )
+            low, high, _ = dims[declared[place]]
+            if isinstance(found, int):
+                raise CompileError(
+                    variant,
+                    f"dim {declared[place]!r} is declared {Range(low, high)}, but the model fixes {place} to {found}",
+                    hint="give it one size, or a list of sizes, in the manifest",
+                )
+            whole = max(low, 2) in found and (found.high is None or (high is not None and high in found))
+            if not whole and place not in in_steps:
+                raise CompileError(
+                    variant,
+                    f"the model treats the sizes of {declared[place]!r} apart: this part of it needs {place} {found}",
+                    hint=_SPLIT,
+                )
 
     # --------------------------------------------------------------------------------------- sizes 0 and 1
 
@@ -305,7 +318,11 @@ class _Session:
                 found = program.exported.graph_module(*bound, *map(arrange, tensors))
             except Exception:
                 return False
-        return difference(tuple(wanted), tuple(found)) is None
+        numbers = _numbers(program.outputs, _env(program.guards, example))
+        told = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in flat.capture.leaves]
+        return difference((flat.capture.tree, told), (program.outputs.tree, numbers)) is None and (
+            difference(tuple(wanted), tuple(found)) is None
+        )
 
     # ------------------------------------------------------------------------------------------- weights, state
 
@@ -429,7 +446,7 @@ def export_error(variant: str, error: Exception, folder: Path, leaves: Sequence[
         problem, hint = f"the model does not take these dims as they are declared: {match[1]}{place}", _ONE_NAME
     elif match := re.search(r"- Not all values of (\w+) = .* satisfy the generated guard (.+)", text):
         problem = f"the model treats the sizes of {match[1]!r} apart: this part of it needs {match[2]}{place}"
-        hint = "split the dim there: `ranges: [{min, max}, ...]` in the manifest"
+        hint = _SPLIT
     else:
         problem = f"cannot be exported{place}: {type(error).__name__}: {_first_line(error)}"
         hint = _ONE_NAME if "must match the size" in text else ""
@@ -437,6 +454,7 @@ def export_error(variant: str, error: Exception, folder: Path, leaves: Sequence[
 
 
 _ONE_NAME = "dims that must be equal take one name in the manifest"
+_SPLIT = "split the dim there: `ranges: [{min, max}, ...]` in the manifest"
 
 
 def _caller_names(text: str, leaves: Sequence[LeafSpec]) -> str:
@@ -486,7 +504,9 @@ def _example_sizes(shape: Shape, variants: Sequence[Json]) -> dict[str, int]:
     for name in _distinct(name for variant in variants for name in variant["dims"]):
         ranges = [variant["dims"][name] for variant in variants if name in variant["dims"]]
         widest = max(ranges, key=lambda bounds: math.inf if bounds[1] is None else bounds[1] - bounds[0])
-        sizes[name] = max(2, max((_inside(bounds) for bounds in ranges), default=2) if widest[0] == widest[1] else _inside(widest))
+        sizes[name] = max(
+            2, max((_inside(bounds) for bounds in ranges), default=2) if widest[0] == widest[1] else _inside(widest)
+        )
     return sizes
 
 
@@ -516,11 +536,15 @@ def _example(leaf: LeafSpec, sizes: Mapping[str, int]) -> tuple[int, ...] | int 
 
 def _examples(shape: Shape, sizes: Mapping[str, int], fills: Mapping[str, Json]) -> list[torch.Tensor]:
     """Real tensors to trace with."""
+    return example_tensors(shape.leaves, [_example(leaf, sizes) for leaf in shape.leaves], fills)
+
+
+def example_tensors(
+    specs: Sequence[LeafSpec], example: Sequence[tuple[int, ...] | int | None], fills: Mapping[str, Json]
+) -> list[torch.Tensor]:
+    """The tensors that a program takes, of the sizes of `example`."""
     leaves: list[Any] = []
-    for leaf in shape.leaves:
-        if isinstance(leaf, ValueLeaf):
-            continue
-        size = _example(leaf, sizes)
+    for leaf, size in zip(specs, example, strict=True):
         if isinstance(size, int):
             leaves.append(torch.empty(size, 0))
         elif isinstance(leaf, TensorLeaf):
@@ -548,12 +572,47 @@ def _auto_dims(shape: Shape, *, open_fixed: bool) -> list[Any]:
         if isinstance(leaf, TensorLeaf):
             specs.append(
                 tuple(
-                    Dim.AUTO if isinstance(size, str) or (open_fixed and size > 1) else Dim.STATIC for size in leaf.shape
+                    Dim.AUTO if isinstance(size, str) or (open_fixed and size > 1) else Dim.STATIC
+                    for size in leaf.shape
                 )
             )
         elif isinstance(leaf, IntLeaf):
             specs.append((Dim.AUTO, Dim.STATIC))
     return specs
+
+
+def traced(export: Callable[[list[Any]], T], shape: Shape, dims: Dims, steps: Guards | None = None) -> T:
+    """What `export` makes with named dims; where torch cannot follow a relation through them (`n // 2 <= n`), what it
+    makes with dims left open between the same bounds."""
+    try:
+        return export(_named_dims(shape, dims, steps))
+    except Exception as error:
+        text = str(error)
+        if "Constraints violated" not in text or re.search("must always be equal|specialized it to be", text):
+            raise
+        try:
+            return export(_bounded_dims(shape, dims))
+        except Exception:
+            raise error from None
+
+
+def _bounded_dims(shape: Shape, dims: Dims) -> list[Any]:
+    specs: list[Any] = []
+    for leaf in shape.leaves:
+        if isinstance(leaf, TensorLeaf):
+            specs.append(tuple(_bounded_dim(size, dims) for size in leaf.shape))
+        elif isinstance(leaf, IntLeaf):
+            specs.append((Dim.AUTO(min=max(leaf.low, 0), max=leaf.high), Dim.STATIC))
+    return specs
+
+
+def _bounded_dim(size: int | str, dims: Dims) -> Any:
+    form = parse(str(size))
+    low, high, _ = dims[next(iter(form.names))] if form.names else (0, 0, 0)
+    if low == high:
+        return Dim.STATIC
+    (name,) = form.names
+    return Dim.AUTO(min=form({name: low}), max=None if high is None else form({name: high}))
 
 
 def _named_dims(shape: Shape, dims: Dims, guards: Guards | None = None) -> list[Any]:
@@ -647,14 +706,28 @@ def _named_sizes(guards: Guards) -> Iterator[tuple[str, Any]]:
             yield guard.path, guard.dim
 
 
-def _resized(program: Program, sizes: Mapping[str, int]) -> tuple[tuple[int, ...] | int | None, ...] | None:
-    """The program's example with these sizes, those that follow them adjusted; None where a relation forbids it."""
+def _env(guards: Guards, example: Sequence[tuple[int, ...] | int | None]) -> dict[str, int]:
+    """The sizes of `example` by name."""
     env: dict[str, int] = {}
-    for guard, size in zip(program.guards.leaves, program.example, strict=True):
+    for guard, size in zip(guards.leaves, example, strict=True):
         if isinstance(guard, TensorGuard) and isinstance(size, tuple):
             env.update({f"{guard.path}.shape[{axis}]": value for axis, value in enumerate(size)})
         elif isinstance(guard, IntGuard) and isinstance(size, int):
             env[guard.path] = size
+    return env
+
+
+def _numbers(outputs: Outputs, env: Mapping[str, int]) -> list[Any]:
+    """The results of a program that are no tensors, None in the place of those that are."""
+    return [
+        leaf.size(env) if isinstance(leaf, Size) else leaf.value if isinstance(leaf, Value) else None
+        for leaf in outputs.leaves
+    ]
+
+
+def _resized(program: Program, sizes: Mapping[str, int]) -> tuple[tuple[int, ...] | int | None, ...] | None:
+    """The program's example with these sizes, those that follow them adjusted; None where a relation forbids it."""
+    env = _env(program.guards, program.example)
     env.update(sizes)
     try:
         for name, form in _tied_sizes(program.guards).items():
@@ -858,8 +931,10 @@ def _store_program(program: Program, session: _Session, store: Store) -> Json:
         torch.export.save(exported, path)
         _canonical_zip(path)
         file = store.put_file(path)
+        content = _content(path)
     return {
         "file": file,
+        "content": content,
         "guards": dump_guards(program.guards),
         "outputs": dump_outputs(program.outputs),
         "compiled_outputs": dump_outputs(program.compiled_outputs),
@@ -872,6 +947,18 @@ def _store_program(program: Program, session: _Session, store: Store) -> Json:
         "tied": session.tied,
         "leaves": [_dump_leaf(leaf) for leaf in program.shape.leaves],
     }
+
+
+def _content(path: Path) -> str:
+    """Digest of what a program says, whichever sizes it was traced with: those are in it as hints, and no variant that
+    is compiled from it depends on them."""
+
+    def without_hint(record: dict[str, Json]) -> dict[str, Json]:
+        return {key: None if key == "hint" else value for key, value in record.items()}
+
+    with zipfile.ZipFile(path) as archive:
+        text = archive.read(next(name for name in archive.namelist() if name.endswith("models/model.json")))
+    return hashlib.sha256(json.dumps(json.loads(text, object_hook=without_hint), sort_keys=True).encode()).hexdigest()
 
 
 def _canonical_zip(path: Path) -> None:
@@ -903,9 +990,6 @@ def _dump_leaf(leaf: LeafSpec) -> Json:
 def _bytes(tensor: torch.Tensor) -> bytes:
     head = f"{tensor.dtype} {tuple(tensor.shape)}".encode()
     return head + tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else head
-
-
-T = TypeVar("T")
 
 
 def _distinct(items: Iterable[T]) -> list[T]:

@@ -101,9 +101,7 @@ def _own_memory(model: torch.nn.Module, leaves: Sequence[Any]) -> list[Any]:
     call or the next update, and what a caller writes must not reach the weights."""
     kept = [value for owner in model.modules() for value in vars(owner).values() if isinstance(value, torch.Tensor)]
     weights = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers(), *kept)}
-    return [
-        leaf.clone() if isinstance(leaf, torch.Tensor) and _storage(leaf) in weights else leaf for leaf in leaves
-    ]
+    return [leaf.clone() if isinstance(leaf, torch.Tensor) and _storage(leaf) in weights else leaf for leaf in leaves]
 
 
 def _write_back(buffers: Sequence[tuple[torch.nn.Module, str, torch.Tensor]]) -> None:

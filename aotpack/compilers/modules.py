@@ -42,7 +42,9 @@ def load_source(source: str, args: Mapping[str, Json], folder: Path) -> torch.nn
     except AotpackError as error:
         raise SourceError(source, getattr(error, "problem", str(error))) from error
     except Exception as error:
-        raise SourceError(source, f"raised {type(error).__name__}: {_line(error)}{user_place(error, folder)}") from error
+        raise SourceError(
+            source, f"raised {type(error).__name__}: {_line(error)}{user_place(error, folder)}"
+        ) from error
 
 
 def drop_detach(graph_module: torch.fx.GraphModule) -> None:
@@ -63,7 +65,9 @@ def import_modules(names: Sequence[str], folder: Path) -> None:
         try:
             importlib.import_module(name)
         except Exception as error:
-            raise SourceError(name, f"of `imports` cannot be imported: {type(error).__name__}: {_line(error)}") from error
+            raise SourceError(
+                name, f"of `imports` cannot be imported: {type(error).__name__}: {_line(error)}"
+            ) from error
 
 
 def parameters_of(module: torch.nn.Module, source: str) -> tuple[Parameter, ...]:
@@ -99,9 +103,7 @@ def default_tree(parameter: Parameter, source: str) -> tuple[Tree, tuple[Any, ..
     if parameter.kind == "var_keyword":
         return ("dict", ()), ()
     if parameter.default is None:
-        raise SourceError(
-            source, f"forward() needs the argument {parameter.name!r}", hint="describe it under `inputs`"
-        )
+        raise SourceError(source, f"forward() needs the argument {parameter.name!r}", hint="describe it under `inputs`")
     return parameter.default.tree, parameter.default.leaves
 
 
@@ -198,7 +200,7 @@ def tied_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def user_place(error: BaseException, folder: Path) -> str:
-    """" at model.py:12" for the last line of the user's files in the traceback, "" when there is none."""
+    """ " at model.py:12" for the last line of the user's files in the traceback, "" when there is none."""
     root = str(folder.resolve())
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename.startswith(root) and "site-packages" not in frame.filename:
@@ -216,5 +218,3 @@ def is_training(module: torch.nn.Module) -> Sequence[str]:
     if isinstance(module, torch.fx.GraphModule):
         return []
     return [name for name, part in module.named_modules() if part.training]
-
-

@@ -179,7 +179,10 @@ def _restates(own: str, text: str) -> bool:
 
 def _implied(relation: Any, ranges: dict[sympy.Expr, Range]) -> bool:
     """Is a relation of one symbol with a constant true in the whole range already?"""
-    if not isinstance(relation, sympy.Ge | sympy.Le | sympy.Gt | sympy.Lt | sympy.Ne) or len(relation.free_symbols) != 1:
+    if (
+        not isinstance(relation, sympy.Ge | sympy.Le | sympy.Gt | sympy.Lt | sympy.Ne)
+        or len(relation.free_symbols) != 1
+    ):
         return False
     (symbol,) = relation.free_symbols
     limits = ranges.get(symbol)

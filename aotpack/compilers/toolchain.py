@@ -56,9 +56,13 @@ def _archspec_features(march: str) -> str:
     names = {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt", "ssse3", "sse4_1", "sse4_2"}
     for name, target in archspec.cpu.TARGETS.items():
         if march in (name, name.replace("_", "-")):
-            return " ".join(sorted(feature for feature in target.features if feature in names or feature.startswith("avx")))
+            return " ".join(
+                sorted(feature for feature in target.features if feature in names or feature.startswith("avx"))
+            )
     raise SourceError(
-        "targets", f"march {march!r} is unknown", hint=f"use {', '.join(X86_64_LEVELS)}, or a name that gcc and archspec know"
+        "targets",
+        f"march {march!r} is unknown",
+        hint=f"use {', '.join(X86_64_LEVELS)}, or a name that gcc and archspec know",
     )
 
 
@@ -67,7 +71,9 @@ def compiler_command() -> str:
     name = os.environ.get("CXX", "g++")
     found = shutil.which(name)
     if found is None:
-        raise MissingDependency(name, needed_for="compiling torch entries", install="it with your system's packages (g++)")
+        raise MissingDependency(
+            name, needed_for="compiling torch entries", install="it with your system's packages (g++)"
+        )
     return found
 
 

@@ -54,6 +54,8 @@ def unpack(path: Path) -> Path:
     repeat a name, are no plain stored files or are not in the index. Nothing is left behind when it refuses.
     """
     with path.open("rb") as file, _open_zip(file, path) as archive:
+        if layout.INDEX not in archive.NameToInfo:
+            raise BundleError(f"{path}: is a zip without {layout.INDEX}, not a bundle")
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
         place = _place(digest)
@@ -93,8 +95,6 @@ def _open_zip(file: BinaryIO, path: Path) -> zipfile.ZipFile:
 
 def _checked_members(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
     infos = archive.infolist()
-    if layout.INDEX not in archive.NameToInfo:
-        raise BundleError(f"{path}: is a zip without {layout.INDEX}, not a bundle")
     seen: set[str] = set()
     for info in infos:
         problem = "is in the archive twice" if info.filename in seen else _forged(info)
@@ -115,7 +115,9 @@ def _checked_members(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipIn
         if wanted is None:
             raise MalformedBundle(info.filename, "is not in the index", hint=_FORGED)
         if info.file_size != wanted.size_bytes:
-            raise MalformedBundle(info.filename, f"unpacks to {info.file_size} bytes, the index says {wanted.size_bytes}")
+            raise MalformedBundle(
+                info.filename, f"unpacks to {info.file_size} bytes, the index says {wanted.size_bytes}"
+            )
     if known:
         raise MalformedBundle(next(iter(known)), "is in the index and not in the archive")
     return infos

@@ -91,7 +91,9 @@ class _Writer:
             case ("list", *items):
                 return "[" + ", ".join(self._container(item, leaf) for item in items) + "]"
             case ("dict", keys, *items):
-                pairs = [f"{self._name(key)}: {self._container(item, leaf)}" for key, item in zip(keys, items, strict=True)]
+                pairs = [
+                    f"{self._name(key)}: {self._container(item, leaf)}" for key, item in zip(keys, items, strict=True)
+                ]
                 return "{" + ", ".join(pairs) + "}"
             case _ if tree == LEAF:
                 return leaf()

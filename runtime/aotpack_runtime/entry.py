@@ -87,7 +87,9 @@ class Entry:
         """Calls served so far: hits by variant, misses by what served them and by their reason."""
         hits = {variant.id: self._value(variant.id) for variant in self.variants}
         programs = sum(self._value(program.id) for program in self.programs)
-        fallbacks = {"program": programs} | {way.tier: self._value(way.tier) for way in self._fallbacks if way.tier != "program"}
+        fallbacks = {"program": programs} | {
+            way.tier: self._value(way.tier) for way in self._fallbacks if way.tier != "program"
+        }
         return {
             "hits": sum(hits.values()),
             "hits_by_variant": {name: count for name, count in hits.items() if count},
@@ -154,7 +156,12 @@ class Entry:
             if known is not None:
                 return known(*leaves)
         serve, remember = self._judge(describe(trees, leaves, self.device), values)
-        if remember and key is not None and is_plain_key(key) and all(tree == LEAF for tree in trees) | (self._leaf_kinds is None):
+        if (
+            remember
+            and key is not None
+            and is_plain_key(key)
+            and all(tree == LEAF for tree in trees) | (self._leaf_kinds is None)
+        ):
             if len(self._memo) >= self._memo_limit:
                 self._memo.clear()
             self._memo[key] = serve

@@ -89,7 +89,8 @@ def _library_folders() -> list[str]:
     paths = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path]
     prefix = os.path.join(sys.prefix, "lib")
     triple = f"{platform.machine()}-linux-gnu"
-    return [*paths, prefix, f"/usr/lib/{triple}", f"/lib/{triple}", "/usr/lib64", "/lib64", "/usr/lib", "/usr/local/lib64"]
+    system = (f"/usr/lib/{triple}", f"/lib/{triple}", "/usr/lib64", "/lib64", "/usr/lib", "/usr/local/lib64")
+    return [*paths, prefix, *system]
 
 
 def cache_dir() -> Path:

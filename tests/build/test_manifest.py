@@ -142,7 +142,13 @@ def test_the_smallest_manifest_has_the_documented_defaults() -> None:
     assert entry.inputs == {"x": TensorInput(shape=(Linear("batch"), 256), dtype="float32", fill="randn")}
     assert entry.points == (Point(name="p0", tier="hot", weight=None, dims={"batch": (Range(1, 32, 6),)}),)
     assert entry.verify.model_dump() == {"against": "eager", "rtol": None, "atol": None, "samples": 3}
-    assert entry.on_miss.model_dump() == {"policy": "jit", "background": True, "max_jit": 4, "pad": None, "pad_values": {}}
+    assert entry.on_miss.model_dump() == {
+        "policy": "jit",
+        "background": True,
+        "max_jit": 4,
+        "pad": None,
+        "pad_values": {},
+    }
 
 
 def test_the_worked_example_is_read_in_full() -> None:

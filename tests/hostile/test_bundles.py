@@ -88,13 +88,16 @@ A21: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "half": (lambda at: at.write_bytes(zip_bytes(whole())[: len(zip_bytes(whole())) // 2]), "is truncated: "),
     "no-end": (lambda at: at.write_bytes(zip_bytes(whole())[:-10]), "is truncated: "),
     "empty": (lambda at: at.write_bytes(b""), "is empty (0 bytes)"),
-    "html": (lambda at: at.write_bytes(b"<!DOCTYPE html><html>404</html>"), "is not a bundle: it looks like an HTML page"),
+    "html": (
+        lambda at: at.write_bytes(b"<!DOCTYPE html><html>404</html>"),
+        "is not a bundle: it looks like an HTML page",
+    ),
     "other": (lambda at: at.write_bytes(b"\x80\x04 anything"), "is not a bundle: it looks like another format"),
     "directory": (lambda at: at.mkdir(), "is a directory without index.json, not a bundle"),
     "missing": (lambda at: None, "no such file or directory"),
     "no-index": (lambda at: write_zip(at, {"readme.txt": b"hello"}), "is a zip without index.json, not a bundle"),
     "empty-zip": (lambda at: write_zip(at, {}), "is a zip without index.json, not a bundle"),
-    "fifo": (lambda at: os.mkfifo(at), "is not a file or folder"),
+    "fifo": (os.mkfifo, "is not a file or folder"),
     "socket-like": (lambda at: os.symlink("/dev/zero", at), "is not a file or folder"),
 }
 
@@ -167,13 +170,15 @@ def deflated(path: Path) -> Path:
 
 def bad_crc(path: Path) -> Path:
     """The index's bytes are not those its checksum is of."""
-    return path if path.write_bytes(zip_bytes(whole()).replace(b"by-hand", b"by-hook", 1)) else path
+    path.write_bytes(zip_bytes(whole()).replace(b"by-hand", b"by-hook", 1))
+    return path
 
 
 def other_local_name(path: Path) -> Path:
     """Another name in front of the member's bytes than in the directory of the archive."""
     data = zip_bytes(whole())
-    return path if path.write_bytes(data.replace(b"weights/", b"../../x/", 1)) else path
+    path.write_bytes(data.replace(b"weights/", b"../../x/", 1))
+    return path
 
 
 def encrypted(path: Path) -> Path:
@@ -181,7 +186,8 @@ def encrypted(path: Path) -> Path:
     data = bytearray(zip_bytes(whole()))
     for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         data[data.index(signature) + flags] |= 1
-    return path if path.write_bytes(data) else path
+    path.write_bytes(data)
+    return path
 
 
 def overlapping(path: Path) -> Path:
@@ -189,7 +195,8 @@ def overlapping(path: Path) -> Path:
     data = bytearray(zip_bytes(whole()))
     starts = [at for at in range(len(data)) if data[at : at + 4] == b"PK\x01\x02"]
     data[starts[2] + 42 : starts[2] + 46] = data[starts[1] + 42 : starts[1] + 46]
-    return path if path.write_bytes(data) else path
+    path.write_bytes(data)
+    return path
 
 
 def without(name: str) -> Callable[[Path], Path]:
@@ -199,15 +206,18 @@ def without(name: str) -> Callable[[Path], Path]:
 A38: Mapping[str, tuple[Callable[[Path], Path], str]] = {
     "parent": (lambda p: archive_of(p, plain("../evil")), "../evil: would be written outside of its folder"),
     "deep-parent": (lambda p: archive_of(p, plain("artifacts/../../evil")), "artifacts/../../evil: would be written"),
-    "absolute": (lambda p: archive_of(p, plain("/tmp/evil")), "/tmp/evil: would be written outside"),
+    "absolute": (lambda p: archive_of(p, plain("/var/evil")), "/var/evil: would be written outside"),
     "backslash": (lambda p: archive_of(p, plain("..\\evil")), "..\\evil: would be written outside"),
     "symlink": (
         lambda p: archive_of(p, plain("link", b"/etc/passwd", external_attr=(stat.S_IFLNK | 0o777) << 16)),
         "link: is not a plain file",
     ),
-    "device": (lambda p: archive_of(p, plain("disk", external_attr=(stat.S_IFBLK | 0o777) << 16)), "disk: is not a plain file"),
+    "device": (
+        lambda p: archive_of(p, plain("disk", external_attr=(stat.S_IFBLK | 0o777) << 16)),
+        "disk: is not a plain file",
+    ),
     "folder": (lambda p: archive_of(p, plain("artifacts/", b"")), "artifacts/: is not a plain file"),
-    "twice": (lambda p: archive_of(p, plain(sorted(members())[0])), f"{sorted(members())[0]}: is in the archive twice"),
+    "twice": (lambda p: archive_of(p, plain(min(members()))), f"{min(members())}: is in the archive twice"),
     "two-indexes": (lambda p: archive_of(p, plain("index.json")), "index.json: is in the archive twice"),
     "stray": (lambda p: archive_of(p, plain("artifacts/extra.so")), "artifacts/extra.so: is not in the index"),
     "bomb": (bomb, "index.json: is compressed"),
@@ -237,13 +247,17 @@ def test_a38_a_hostile_archive_is_refused_before_anything_is_written(what: str, 
     assert "\n" not in str(caught.value)
     assert unpacked(cache) == []
     assert sorted(path for path in tmp_path.rglob("*") if cache not in path.parents and path != cache) == before
-    assert not Path("/tmp/evil").exists()
+    assert not Path("/var/evil").exists()
 
 
 def test_an_archive_cut_at_any_byte_is_refused(tmp_path: Path, cache: Path) -> None:
     whole_archive = zip_bytes(whole())
     place = tmp_path / "cut.aotpack"
-    for length in [*range(0, 40), *range(40, len(whole_archive) - 60, 97), *range(len(whole_archive) - 60, len(whole_archive))]:
+    for length in [
+        *range(40),
+        *range(40, len(whole_archive) - 60, 97),
+        *range(len(whole_archive) - 60, len(whole_archive)),
+    ]:
         place.write_bytes(whole_archive[:length])
         with pytest.raises(BundleError):
             open_bundle(place)
@@ -312,7 +326,10 @@ TEXTS: Mapping[str, tuple[bytes, str]] = {
     "nan": (json.dumps(index_record() | {"settings": {"x": float("nan")}}).encode(), "NaN is not JSON"),
     "infinity": (json.dumps(index_record() | {"settings": {"x": float("-inf")}}).encode(), "-Infinity is not JSON"),
     "key-twice": (b'{"format": 1, "format": 1}', "key 'format' is given twice"),
-    "deep-key-twice": (json.dumps(index_record()).encode().replace(b'"tier"', b'"id": "x", "tier"', 1), "key 'id' is given twice"),
+    "deep-key-twice": (
+        json.dumps(index_record()).encode().replace(b'"tier"', b'"id": "x", "tier"', 1),
+        "key 'id' is given twice",
+    ),
     "deep-lists": (b'{"format": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "is not the JSON of an index"),
     "deep-dicts": (b'{"format": 1, "x": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_001, "is not the JSON of an index"),
     "endless-number": (b'{"format": ' + b"9" * 100_000 + b"}", "is not the JSON of an index"),
@@ -406,7 +423,7 @@ RECORDS: Mapping[str, tuple[Callable[[Json], object], str]] = {
     "size-infinite": (change(f"{GUARD}.dims", [1e400, 4]), "is not"),
     "trees-too-many": (change(f"{VARIANT}.guards.trees", ["*", "*"]), "entries.encoder.variants[0]"),
     "leaves-too-few": (change(f"{VARIANT}.guards.leaves", []), "entries.encoder.variants[0]"),
-    "tree-deep": (change(f"{VARIANT}.guards.trees", [json.loads("[\"list\"," * 80 + "\"*\"" + "]" * 80)]), "not a tree"),
+    "tree-deep": (change(f"{VARIANT}.guards.trees", [json.loads('["list",' * 80 + '"*"' + "]" * 80)]), "not a tree"),
     "tree-unhashable-key": (change(f"{VARIANT}.guards.trees", [["dict", [["a"]], "*"]]), "not a tree"),
     "tree-unknown": (change(f"{VARIANT}.guards.trees", [["set", "*"]]), "unknown container 'set'"),
     "where-code": (change(f"{VARIANT}.guards.where", ["__import__('os').system('true')"]), "is not allowed in an expression"),
@@ -485,7 +502,9 @@ def test_an_unknown_policy_is_served_as_eager(policy: str, tmp_path: Path) -> No
     assert session["encoder"].policy == ("eager" if policy == "invented-later" else policy)
 
 
-@pytest.mark.parametrize("name", ["_memo", "_slow", "_key", "_serve", "_PLAIN", "_leaf_key", "_grad", "_default_0", "self", "é"])
+@pytest.mark.parametrize(
+    "name", ["_memo", "_slow", "_key", "_serve", "_PLAIN", "_leaf_key", "_grad", "_default_0", "self", "é"]
+)
 def test_any_other_python_name_is_a_parameter(name: str, tmp_path: Path) -> None:
     """Names inside the function that is compiled for an entry never meet those of the model."""
     index = index_record()
@@ -493,7 +512,11 @@ def test_any_other_python_name_is_a_parameter(name: str, tmp_path: Path) -> None
     entry["parameters"] = [{"name": "first", "kind": "positional_or_keyword", "default": {"tree": "*", "leaves": [7]}},
                            {"name": name, "kind": "keyword_only"}]  # fmt: skip
     for variant in (*entry["variants"], *entry["programs"]):
-        variant["guards"] = {"trees": ["*", "*"], "leaves": [{"path": "first", "value": 7}, {"path": name, "value": 8}], "where": []}
+        variant["guards"] = {
+            "trees": ["*", "*"],
+            "leaves": [{"path": "first", "value": 7}, {"path": name, "value": 8}],
+            "where": [],
+        }
         variant["outputs"] = {"tree": "*", "leaves": [{"value": 1}]}
         variant["examples"] = [[None, None]]
     encoder = session_of(write_bundle(tmp_path / "b", index))["encoder"]
@@ -506,7 +529,7 @@ def test_any_other_python_name_is_a_parameter(name: str, tmp_path: Path) -> None
 def test_every_field_of_an_index_may_be_garbage(tmp_path: Path) -> None:
     """Each value in turn replaced by each kind of thing: an index is read, or refused as one of our errors."""
     garbage: list[Json] = [None, True, -1, 1.5, 10**30, "", "x", "\ud800", [], [None], {}, {"a": 1}]
-    refused = 0
+    refused: list[str] = []
     for path in list(_paths(index_record())):
         for value in garbage:
             index = index_record()
@@ -514,9 +537,9 @@ def test_every_field_of_an_index_may_be_garbage(tmp_path: Path) -> None:
             try:
                 index_format.parse(json.dumps(index).encode())
             except BundleError as error:
-                refused += 1
-                assert "\n" not in str(error)
-    assert refused > 300
+                refused.append(str(error))
+    assert len(refused) > 300
+    assert [message for message in refused if "\n" in message] == []
 
 
 def test_what_is_read_of_garbage_can_be_opened_judged_and_explained(tmp_path: Path) -> None:
@@ -534,8 +557,11 @@ def test_what_is_read_of_garbage_can_be_opened_judged_and_explained(tmp_path: Pa
                     session.status()
                     for entry in session:
                         str(session[entry].explain(*[1] * len(session[entry].record.parameters)))
-            except (AotpackError, TypeError) as error:
-                assert not isinstance(error, TypeError) or "argument" in str(error)
+            except AotpackError:
+                continue
+            except TypeError as error:
+                if "argument" not in str(error):
+                    raise
                 continue
             opened += 1
     assert opened > 30
@@ -586,7 +612,9 @@ def test_a_member_of_another_size_is_found_without_hashing(kind: str, check: Any
     member = member_of(kind)
     files = {**members(), member: members()[member] + b"more"}
     bundle = open_bundle(write_bundle(tmp_path / "b", files=files), check=check)
-    with pytest.raises(MalformedBundle, match=f"has {len(files[member])} bytes, the index says {len(members()[member])}"):
+    with pytest.raises(
+        MalformedBundle, match=f"has {len(files[member])} bytes, the index says {len(members()[member])}"
+    ):
         bundle.path(member)
 
 
@@ -738,7 +766,9 @@ def test_a_weight_that_its_file_lacks_is_named(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- where archives unpack
 
 
-def test_an_archive_unpacks_once_and_under_the_cache_only(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_unpacks_once_and_under_the_cache_only(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path / "tmp")
     archive = pack_archive(write_bundle(tmp_path / "b"), tmp_path / "b.aotpack")
     roots = set()
@@ -794,7 +824,12 @@ def test_a38_the_current_folder_is_never_a_cache(tmp_path: Path, monkeypatch: py
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("AOTPACK_CACHE_DIR")
-    for variables in ({"XDG_CACHE_HOME": "cache"}, {"XDG_CACHE_HOME": "."}, {"XDG_CACHE_HOME": "", "HOME": ""}, {"HOME": "."}):
+    for variables in (
+        {"XDG_CACHE_HOME": "cache"},
+        {"XDG_CACHE_HOME": "."},
+        {"XDG_CACHE_HOME": "", "HOME": ""},
+        {"HOME": "."},
+    ):
         with monkeypatch.context() as patch:
             patch.delenv("XDG_CACHE_HOME", raising=False)
             for name, value in variables.items():

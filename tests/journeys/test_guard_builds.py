@@ -127,7 +127,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Result:
         ),
         pytest.param(
             "long",
-            ["the model treats the sizes of 'n' apart", "needs 11 <= x.shape[0]", "`ranges: [{min, max}, ...]`"],
+            ["the model treats the sizes of 'n' apart", "needs x.shape[0] 11..64", "`ranges: [{min, max}, ...]`"],
             id="branch-on-a-size",
         ),
         pytest.param(

@@ -12,7 +12,7 @@ import aotpack_runtime as apr
 from aotpack_runtime.loaders import aoti
 from tests.support.building import build_zoo, entry, zoo_module
 
-MODELS = '''
+MODELS = """
 import torch
 
 
@@ -30,13 +30,15 @@ class Mlp(torch.nn.Module):
 
 def mlp():
     return Mlp().eval()
-'''
+"""
 
 
 @pytest.fixture(scope="module")
 def bundle() -> Path:
     inputs = {"x": {"shape": ["batch", 16], "dtype": "float32"}}
-    return build_zoo("loader_agreement", MODELS, {"mlp": entry("mlp", inputs, [{"dims": {"batch": {"min": 1, "max": 64}}}])})
+    return build_zoo(
+        "loader_agreement", MODELS, {"mlp": entry("mlp", inputs, [{"dims": {"batch": {"min": 1, "max": 64}}}])}
+    )
 
 
 def loaded(bundle: Path) -> Any:

@@ -19,7 +19,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="real builds")
+pytest.importorskip("torch", reason="real builds")
+
+import torch
 
 import aotpack_runtime as apr
 from aotpack.build import Result, build
@@ -29,6 +31,7 @@ from aotpack_runtime.errors import AotpackError, CompileError, OutputError
 from aotpack_runtime.store import Store
 from tests.support.building import ROOT, entry, write_zoo
 from tests.support.bundles import sha256, write_bundle, write_zip
+from tests.support.mounts import mounted
 
 Json = Any
 
@@ -121,7 +124,9 @@ def loop(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("suffix", ["", ".aotpack"], ids=["folder", "archive"])
-def test_a39_a_rebuild_replaces_the_old_bundle_in_one_step(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a39_a_rebuild_replaces_the_old_bundle_in_one_step(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One session holds the first bundle without having called it, another process loads in a loop."""
     monkeypatch.setenv("AOTPACK_CACHE_DIR", str(tmp_path / "cache"))
     out = tmp_path / f"same{suffix}"
@@ -283,18 +288,12 @@ def test_where_nothing_can_be_written_it_is_said_in_one_line(tmp_path: Path) -> 
 
 def test_a_mount_point_cannot_be_replaced_and_the_way_out_is_named(tmp_path: Path) -> None:
     """`docker run -v $PWD/dist:/out ... -o /out`."""
-    out = tmp_path / "out"
-    out.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", out], capture_output=True, check=False).returncode:
-        pytest.skip("mounting needs root")
-    try:
+    with mounted(tmp_path / "out") as out:
         with pytest.raises(AotpackError, match="it is a mount point, which cannot be replaced: name a folder inside"):
             build_model(ROOT / "publish_relu", RELU, out)
         build_model(ROOT / "publish_relu", RELU, out / "bundle")
         with apr.load(out / "bundle") as session:
             assert answer(session) == 0.0
-    finally:
-        subprocess.run(["umount", "-l", out], check=True)
 
 
 # --------------------------------------------------------------------------------- killed builds
@@ -305,7 +304,11 @@ COMMAND = [sys.executable, "-P", "-m", "aotpack", "build", "-j", "1"]
 
 def start_build(manifest: Path, out: Path, cache: Path) -> subprocess.Popen[str]:
     """`aotpack build` with an empty store, returned once its export is done and it compiles."""
-    environment = {**os.environ, "AOTPACK_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = {
+        **os.environ,
+        "AOTPACK_CACHE_DIR": str(cache),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
     process = subprocess.Popen(
         [*COMMAND, str(manifest), "-o", str(out)], env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -322,7 +325,9 @@ def workers_of(cache: Path) -> list[int]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (process / "cmdline").read_bytes()
-            if str(cache).encode() in command and b"aotpack.worker" in command or str(cache / "build").encode() in command:
+            if (str(cache).encode() in command and b"aotpack.worker" in command) or str(
+                cache / "build"
+            ).encode() in command:
                 found.append(int(process.name))
     return found
 
@@ -369,7 +374,9 @@ def test_what_a_build_left_that_was_killed_while_staging_is_removed_by_the_next(
     """And what a build that still runs has staged is let alone."""
     out = tmp_path / "b"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    process = subprocess.Popen([sys.executable, "-P", "-c", STAGED, out], env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", STAGED, out], env=environment, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "staged\n"
     (staged,) = hidden(tmp_path)
@@ -424,12 +431,21 @@ def test_two_builds_in_other_folders_with_other_stores_are_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another folder for the manifest, another store, another temp folder, another user name, another hash seed."""
-    entries = {"tail": entry("build", {"x": {"shape": ["n", 6], "dtype": "float32"}}, [{"dims": {"n": {"min": 1, "max": 9, "opt": 4}}}])}
+    entries = {
+        "tail": entry(
+            "build", {"x": {"shape": ["n", 6], "dtype": "float32"}}, [{"dims": {"n": {"min": 1, "max": 9, "opt": 4}}}]
+        )
+    }
     built = []
     for place, seed in (("one", "1"), ("a-much-longer-name-for-two", "22")):
         root = tmp_path / place
         (root / "tmp").mkdir(parents=True)
-        for name, value in (("TMPDIR", str(root / "tmp")), ("USER", place), ("LOGNAME", place), ("PYTHONHASHSEED", seed)):
+        for name, value in (
+            ("TMPDIR", str(root / "tmp")),
+            ("USER", place),
+            ("LOGNAME", place),
+            ("PYTHONHASHSEED", seed),
+        ):
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(root / "inductor"))
         manifest = write_zoo(root / "model", REPRODUCED, entries, bundle={"name": "same", "version": "1.0.0"})

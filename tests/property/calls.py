@@ -39,14 +39,37 @@ Json = Any
 
 DTYPES = ("float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool", "complex64", "complex128", "float32")
 LAYOUTS = ("transposed", "expanded", "sliced", "channels_last", "odd_strides", "contiguous")
-EXTRAS = ("grad", "grad", "nonleaf", "parameter", "subclass", "inference", "conj", "neg", "sparse", "meta", "numpy", "list")
+EXTRAS = (
+    "grad",
+    "grad",
+    "nonleaf",
+    "parameter",
+    "subclass",
+    "inference",
+    "conj",
+    "neg",
+    "sparse",
+    "meta",
+    "numpy",
+    "list",
+)
 KINDS_OF_CHANGE = (
     "dtype", "layout", "layout", "offset", "extra", "extra", "size", "size", "rank", "seed", "fill", "again", "scalar",
 )  # fmt: skip
 SCALARS: tuple[Any, ...] = (
     True, False, 0, 1, 2, 3, -1, 2**31, 2**63, 10**30, 3.0, 1.0, 0.5, 0.0, -0.0, math.nan, math.inf, "s", "", None, 1j, 3 + 0j,
 )  # fmt: skip
-MODES = ("plain", "plain", "plain", "no_grad", "no_grad", "inference", "autocast", "autocast no_grad", "autocast float16")
+MODES = (
+    "plain",
+    "plain",
+    "plain",
+    "no_grad",
+    "no_grad",
+    "inference",
+    "autocast",
+    "autocast no_grad",
+    "autocast float16",
+)
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 33, 65)
 
 
@@ -110,7 +133,8 @@ class Planner:
         """Arguments as the manifest describes them; sizes mostly inside its ranges."""
         rng = self._random
         sizes = {
-            name: rng.choice(SIZES) if rng.random() < 0.15 else rng.choice(choices) for name, choices in self._dims.items()
+            name: rng.choice(SIZES) if rng.random() < 0.15 else rng.choice(choices)
+            for name, choices in self._dims.items()
         }
         return {
             name: self._input(item, sizes)
@@ -123,14 +147,13 @@ class Planner:
         match item:
             case {"shape": shape}:
                 fill = item.get("fill", "randn")
-                plan = T(
+                return T(
                     item["dtype"],
                     tuple(size if isinstance(size, int) else parse(size)(sizes) for size in shape),
                     seed=rng.randrange(4),
                     fill=tuple(fill["randint"]) if isinstance(fill, dict) else fill,
                     layout=item.get("layout", "contiguous"),
                 )
-                return plan
             case {"value": value}:
                 return value
             case {"range": [low, high]}:
@@ -159,7 +182,9 @@ class Planner:
                 return rng.choice((list(plan), tuple(plan), plan[:-1], [*plan, 1], None))
             case dict():
                 keys = list(plan)
-                return rng.choice((dict(reversed(plan.items())), {**plan, "extra": 1}, {k: plan[k] for k in keys[:-1]}, keys))
+                return rng.choice(
+                    (dict(reversed(plan.items())), {**plan, "extra": 1}, {k: plan[k] for k in keys[:-1]}, keys)
+                )
         return T("float32", (), seed=1) if rng.random() < 0.1 else rng.choice(SCALARS)
 
     def _changed_tensor(self, plan: T) -> Any:
@@ -500,7 +525,11 @@ class Run:
         ours = watch(self.entry, plan)
         served = [name for name, count in self._counts().items() if count != before[name]]
         self.tally.update([*served, "raised" if ours.error else "returned"])
-        return compare(eager, ours) or self._state_difference(model, eager) or self._tier_problem(served, explained, ours, eager)
+        return (
+            compare(eager, ours)
+            or self._state_difference(model, eager)
+            or self._tier_problem(served, explained, ours, eager)
+        )
 
     def _eager(self) -> torch.nn.Module:
         """The model as the source builds it, with the state that the session has now."""
@@ -553,7 +582,9 @@ def run(bundle: Path, entry: str, seed: int, calls: int, *, only: int | None, lo
         plan = run.planner.next()
         if only not in (None, number):
             continue
-        command = f"python -m tests.property.calls {bundle} {entry} --seed {seed} --calls {number + 1} [--only {number}]"
+        command = (
+            f"python -m tests.property.calls {bundle} {entry} --seed {seed} --calls {number + 1} [--only {number}]"
+        )
         text = f"{entry}, call {number}: {plan}\n  again: {command}"
         os.pwrite(log, text.encode().ljust(8000), 0)
         problem = run.call(plan)

@@ -80,7 +80,9 @@ def play(bundle: Path, folder: Path, entries: Sequence[str], *, seed: int, calls
 def check(played: Played, entry: str, calls: int) -> None:
     assert entry in played.entries, played.crash
     found = played.entries[entry]
-    assert not found["failed"], f"{found['failed']} of {calls} calls differ from eager:\n" + "\n".join(found["failures"])
+    assert not found["failed"], f"{found['failed']} of {calls} calls differ from eager:\n" + "\n".join(
+        found["failures"]
+    )
     tally = Counter(found["tally"])
     # Calls that are all hits, all misses or all errors would show nothing.
     assert tally["hit"] >= 0.15 * calls, tally

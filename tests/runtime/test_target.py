@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -85,12 +86,20 @@ def test_a_version_that_is_none_is_not_met(need: str, value: str) -> None:
 
 
 def test_every_need_can_be_allowed_and_no_other_is() -> None:
-    needs = {"arch": "vax", "cpu": "avx999", "glibc": "9", "libstdcxx": "9", "python": "cp9", "torch": "9", "torch_min": "9"}
+    needs = {
+        "arch": "vax",
+        "cpu": "avx999",
+        "glibc": "9",
+        "libstdcxx": "9",
+        "python": "cp9",
+        "torch": "9",
+        "torch_min": "9",
+    }
     assert needs.keys() == RULES.keys()
-    for name in needs:
+    for name, value in needs.items():
         reason = Target("cpu", needs).reject(HOST, frozenset(needs) - {name})
         assert reason is not None
-        assert reason == Target("cpu", {name: needs[name]}).reject(HOST)
+        assert reason == Target("cpu", {name: value}).reject(HOST)
     assert Target("cpu", needs).reject(HOST, frozenset(needs)) is None
 
 
@@ -101,7 +110,7 @@ def test_a_device_that_is_not_there_comes_before_every_need() -> None:
 
 def test_each_level_holds_the_one_below() -> None:
     levels = [cpu_flags(level) for level in X86_64_LEVELS]
-    assert all(low < high for low, high in zip(levels, levels[1:], strict=False))
+    assert all(low < high for low, high in pairwise(levels))
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,11 @@ def linear():
 
 
 def squeezes():
-    return Plain(lambda x: (x.squeeze(0) * 2, x.squeeze() + 1))
+    return Plain(lambda x: (x.squeeze(0) * 2, x.squeeze() + 1, x.squeeze()))
+
+
+def counts_dims():
+    return Plain(lambda x: (x * 2, x.squeeze().dim()))
 
 
 def flattens():
@@ -190,6 +194,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "narrow": entry("Narrows", {"x": floats(64), "n": {"dtype": "int", "range": [1, 64]}}),
     "scalar_tensor": entry("Scales", {"x": floats("n"), "s": floats()}, dims({"n": {"min": 1, "max": 8}})),
     "squeezes": entry("squeezes", {"x": floats("n", 5)}, dims({"n": {"min": 1, "max": 8}})),
+    "counts_dims": entry("counts_dims", {"x": floats("n", 5)}, dims({"n": {"min": 1, "max": 8}})),
     "flattens": entry("flattens", {"x": floats("n", 5)}, dims({"n": {"min": 1, "max": 8}})),
     "asks_layout": entry("asks_layout", {"x": floats("n", 5)}, dims({"n": {"min": 1, "max": 8}})),
     "writes": entry("writes", {"x": floats(4, 8)}),

@@ -95,13 +95,15 @@ def imported(folder: Path, name: str = "zoo") -> Iterator[ModuleType]:
             sys.modules[name] = previous
 
 
-def in_process(code: str, *path: Path, timeout_s: float = 120, **variables: str) -> str:
-    """What `code` prints in a fresh Python process with `path` on its import path; it must end well."""
-    folders = [*map(str, path), *sys.path]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), **variables}
+def in_process(code: str, *path: Path, timeout_s: float = 120) -> str:
+    """What `code` prints in a fresh Python process with `path` on its import path; it must end well, and in time."""
+    root = Path(__file__).parents[2]
+    folders = [*path, root / "runtime", root]
+    watched = f"import faulthandler\nfaulthandler.dump_traceback_later({timeout_s}, exit=True)\n{code}"
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        env=environment, capture_output=True, text=True, timeout=timeout_s, check=False,
+        [sys.executable, "-W", "error", "-c", watched],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
+        capture_output=True, text=True, timeout=timeout_s + 60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

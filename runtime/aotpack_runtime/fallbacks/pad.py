@@ -57,9 +57,7 @@ class Fallback:
             leaves.append(leaf)
         return Call(call.trees, tuple(leaves), call.state)
 
-    def _serve(
-        self, run: Callable[..., object], variant: Variant, call: Call, padded: Call
-    ) -> Callable[..., object]:
+    def _serve(self, run: Callable[..., object], variant: Variant, call: Call, padded: Call) -> Callable[..., object]:
         """Pad, run, cut. The sizes are those of `call`: guards judge every call that is remembered alike."""
         fills = [
             (wanted.shape, self._values.get(path, 0))
@@ -79,9 +77,7 @@ class Fallback:
         tick = self._context.counter(self.tier)
 
         def serve(*leaves: Any) -> object:
-            given = [
-                leaf if fill is None else _pad(leaf, *fill) for leaf, fill in zip(leaves, fills, strict=True)
-            ]
+            given = [leaf if fill is None else _pad(leaf, *fill) for leaf, fill in zip(leaves, fills, strict=True)]
             results: list[Any] = []
             tree = flatten(run(*given), results)
             kept = iter([_cut(result, shape) for result, shape in zip(results, shapes, strict=True)])

@@ -60,9 +60,7 @@ class Fallback:
             return self._executable
 
 
-def split_arguments(
-    parameters: Sequence[Parameter], values: Sequence[Any]
-) -> tuple[list[object], dict[str, object]]:
+def split_arguments(parameters: Sequence[Parameter], values: Sequence[Any]) -> tuple[list[object], dict[str, object]]:
     """Bound values -> args and kwargs as forward() takes them."""
     args: list[object] = []
     kwargs: dict[str, object] = {}

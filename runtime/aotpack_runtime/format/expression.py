@@ -7,7 +7,7 @@ nothing from a bundle is ever handed to `eval`.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -35,11 +35,12 @@ _COMPARE: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
     ast.Gt: lambda a, b: a > b,
     ast.GtE: lambda a, b: a >= b,
 }
-_FUNCTIONS: dict[str, Callable[..., int]] = {
-    "min": min,
-    "max": max,
-    "ceil_div": lambda a, b: -(-a // b),
+_FUNCTIONS: dict[str, tuple[Callable[..., int], int]] = {
+    "min": (min, MAX_TEXT),
+    "max": (max, MAX_TEXT),
+    "ceil_div": (lambda a, b: -(-a // b), 2),
 }
+"""Name -> what it computes, and of how many terms at most; of two at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,29 +112,39 @@ def _compile(node: ast.expr, names: set[str]) -> Evaluate:
         case ast.Compare() if all(type(op) in _COMPARE for op in node.ops):
             operands = tuple(_compile(value, names) for value in (node.left, *node.comparators))
             tests = tuple(_COMPARE[type(op)] for op in node.ops)
-            return lambda env: _chain(tests, [operand(env) for operand in operands])
-        case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS and len(node.args) >= 2:
-            function, arguments = _FUNCTIONS[name], tuple(_compile(value, names) for value in node.args)
+            return lambda env: _chain(tests, operands, env)
+        case ast.Call(func=ast.Name(id=name), keywords=[]) if 2 <= len(node.args) <= _FUNCTIONS.get(name, (None, 0))[1]:
+            function, arguments = _FUNCTIONS[name][0], tuple(_compile(value, names) for value in node.args)
             return lambda env: function(*(argument(env) for argument in arguments))
         case _:
             raise ValueError(f"{ast.unparse(node)!r} is not allowed in an expression")
 
 
-def _chain(tests: tuple[Callable[[int, int], bool], ...], values: list[int]) -> int:
-    """`a < b < c` as Python reads it."""
-    return int(all(test(a, b) for test, a, b in zip(tests, values, values[1:], strict=False)))
+def _chain(tests: Sequence[Callable[[int, int], bool]], operands: Sequence[Evaluate], env: Env) -> int:
+    """`a < b < c` as Python reads it: what comes after the first that does not hold is not computed."""
+    left = operands[0](env)
+    for test, operand in zip(tests, operands[1:], strict=True):
+        right = operand(env)
+        if not test(left, right):
+            return 0
+        left = right
+    return 1
 
 
 def _variable(node: ast.expr, names: set[str]) -> Evaluate:
-    """`n`, `x.shape[0]`, `q['a'][1].shape[0]`: one variable, named by its own text."""
+    """`n`, `x.shape[0]`, `q['a'][1].shape[0]`: one variable, named as `variable` and `tree.paths` name it."""
+    name = ""
     step: ast.expr = node
     while not isinstance(step, ast.Name):
-        if isinstance(step, ast.Attribute):
-            step = step.value
-        elif isinstance(step, ast.Subscript) and isinstance(step.slice, ast.Constant):
-            step = step.value
-        else:
-            raise ValueError(f"{ast.unparse(node)!r} is not allowed in an expression")
-    name = ast.unparse(node)
+        match step:
+            case ast.Attribute(value=value, attr=attribute):
+                step, name = value, f".{attribute}{name}"
+            case ast.Subscript(value=value, slice=ast.Constant(value=key)):
+                step, name = value, f"[{key!r}]{name}"
+            case ast.Subscript(value=value, slice=ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(key)))):
+                step, name = value, f"[{-key!r}]{name}"
+            case _:
+                raise ValueError(f"{ast.unparse(node)!r} is not allowed in an expression")
+    name = step.id + name
     names.add(name)
     return lambda env: env[name]

@@ -25,4 +25,5 @@ def fingerprint(parts: Mapping[str, Any]) -> str:
 
 def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Names of parts that differ: ["toolchain"] when only the compiler moved."""
-    return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    before, after = ({name: canonical(part) for name, part in parts.items()} for parts in (old, new))
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))

@@ -1,9 +1,9 @@
 """Where things sit in a bundle. The only place that joins member paths.
 
-    index.json            the one file read at load
-    artifacts/<sha256>/   the files of one compiled artifact
-    programs/<sha256>.pt2 exported programs without weights
-    weights/<sha256>.safetensors
+index.json            the one file read at load
+artifacts/<sha256>/   the files of one compiled artifact
+programs/<sha256>.pt2 exported programs without weights
+weights/<sha256>.safetensors
 """
 
 from __future__ import annotations

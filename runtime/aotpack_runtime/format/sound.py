@@ -27,7 +27,7 @@ def check_parameters(parameters: Sequence[Parameter]) -> None:
     """They are a signature that Python can have, with defaults that can be rebuilt from plain values."""
     inspect.Signature(
         [
-            inspect.Parameter(each.name, _KINDS[each.kind], default=each.default if each.default else inspect.Parameter.empty)
+            inspect.Parameter(each.name, _KINDS[each.kind], default=each.default or inspect.Parameter.empty)
             for each in parameters
         ]
     )
@@ -35,7 +35,9 @@ def check_parameters(parameters: Sequence[Parameter]) -> None:
     if kinds["var_positional"] > 1 or kinds["var_keyword"] > 1:
         raise ValueError("more than one *args or **kwargs")
     for each in parameters:
-        if each.default and (_has_class(each.default.tree) or _leaf_count(each.default.tree) != len(each.default.leaves)):
+        if each.default and (
+            _has_class(each.default.tree) or _leaf_count(each.default.tree) != len(each.default.leaves)
+        ):
             raise ValueError(f"the default of {each.name!r} cannot be rebuilt")
 
 

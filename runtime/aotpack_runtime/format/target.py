@@ -54,7 +54,9 @@ class Target:
             if name in allowed:
                 continue
             rule = RULES.get(name)
-            reason = rule(value, machine) if rule else f"needs {name} {value!r}, which this aotpack-runtime cannot judge"
+            reason = (
+                rule(value, machine) if rule else f"needs {name} {value!r}, which this aotpack-runtime cannot judge"
+            )
             if reason:
                 return reason
         return None

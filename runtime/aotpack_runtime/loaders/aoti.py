@@ -130,7 +130,9 @@ def _runner_class() -> Any:
         return runner
     from aotpack_runtime.loaders.public import PublicRunner
 
-    log.warning("torch %s: its AOTInductor runner was not tried here; loading through torch's public way", torch.__version__)
+    log.warning(
+        "torch %s: its AOTInductor runner was not tried here; loading through torch's public way", torch.__version__
+    )
     return PublicRunner
 
 

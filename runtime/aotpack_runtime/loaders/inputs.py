@@ -59,7 +59,9 @@ def unflatten(tree: Any, leaves: list[Any]) -> Any:
         case ("dict", keys, *items):
             return {key: unflatten(item, leaves) for key, item in zip(keys, items, strict=True)}
         case ("class", name, names, *items):
-            return import_class(name)(**{field: unflatten(item, leaves) for field, item in zip(names, items, strict=True)})
+            return import_class(name)(
+                **{field: unflatten(item, leaves) for field, item in zip(names, items, strict=True)}
+            )
     return leaves.pop(0)
 
 

@@ -139,7 +139,9 @@ def copy_over(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> t
         if new is None:
             raise ArtifactError(name, "is a weight of the source that the bundle does not hold")
         if new.shape != old.shape or new.dtype != old.dtype:
-            raise ArtifactError(name, f"is {old.dtype} {list(old.shape)} in the source, {new.dtype} {list(new.shape)} here")
+            raise ArtifactError(
+                name, f"is {old.dtype} {list(old.shape)} in the source, {new.dtype} {list(new.shape)} here"
+            )
         is_parameter = isinstance(old, torch.nn.Parameter)
         memo[id(old)] = torch.nn.Parameter(new, requires_grad=False) if is_parameter else new
     return copy.deepcopy(module, memo)
@@ -180,4 +182,6 @@ def _check_files(entry: Entry) -> None:
         if file is None:
             continue
         if hashlib.sha256(Path(file).read_bytes()).hexdigest() != wanted:
-            raise ArtifactError(entry.source.text, f"{file} is not the file the bundle was built from", hint="build again")
+            raise ArtifactError(
+                entry.source.text, f"{file} is not the file the bundle was built from", hint="build again"
+            )
