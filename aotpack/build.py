@@ -190,7 +190,7 @@ class _Builder:
     # --------------------------------------------------------------------------------------------------- exports
 
     def _export(self, workers: Workers) -> None:
-        running: list[tuple[int, EntryPlan, str, Mapping[str, Json], Future[Json]]] = []
+        running: list[tuple[int, EntryPlan, str, dict[str, Json], Future[Json]]] = []
         for number, entry in enumerate(self.plan.entries):
             key, parts = self._export_key(entry)
             record, _ = self._find_export(key, parts, entry)
@@ -230,7 +230,7 @@ class _Builder:
     # -------------------------------------------------------------------------------------------------- variants
 
     def _compile(self, workers: Workers) -> None:
-        running: list[tuple[VariantPlan, str, Mapping[str, Json], Future[Json]]] = []
+        running: list[tuple[VariantPlan, str, dict[str, Json], Future[Json]]] = []
         for number, entry in enumerate(self.plan.entries):
             if number not in self.exports:
                 continue

@@ -113,7 +113,8 @@ def _replace_variants(plan: EntryPlan, variants: tuple[VariantPlan, ...]) -> Ent
 
 def _entry_plans(manifest: Manifest, name: str, entry: Entry) -> Iterator[EntryPlan]:
     targets = entry.targets or tuple(manifest.targets)
-    precisions = [(p.params, p.target) for p in entry.precisions or ()] or [("", target) for target in targets]
+    precisions: list[tuple[str, str]] = [(p.params, p.target) for p in entry.precisions or ()]
+    precisions = precisions or [("", target) for target in targets]
     seen: dict[str, str] = {}
     for precision, target_name in precisions:
         if target_name in seen:

@@ -207,7 +207,7 @@ class _Reader:
                 node = Node(self.scalar(event, mark, steps), mark, text=event.value)
             case SequenceStartEvent():
                 node = _collection(self.sequence(steps, depth + 1), mark)
-            case MappingStartEvent():
+            case _:
                 node = _collection(self.mapping(steps, depth + 1), mark)
         if depth + node.height > MAX_DEPTH:
             self.fail(mark, f"nested more than {MAX_DEPTH} levels deep")

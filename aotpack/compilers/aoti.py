@@ -83,7 +83,7 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
                 "its library links libstdc++ statically (no NEEDED libstdc++.so.6), which crashes when it is loaded",
                 hint=f"set CXX to a compiler that does not; it is {os.environ.get('CXX', 'g++')}",
             )
-        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)  # type: ignore[attr-defined]
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
         names = runner.get_constant_names_to_original_fqns()
         # The compiler adds guards of its own to the symbols of the program, and says so nowhere (torch 2.13).
         narrowed = _narrowed(exported, leaves, guards, dims, variant)
@@ -146,7 +146,8 @@ def _specialise(
     program = read_program(store.object(job["program"]["file"]["sha256"]))
     tied = job["program"]["tied"]
     zeros: dict[str, torch.Tensor] = {}
-    for table in (program._state_dict, program._constants):
+    tables: tuple[dict[str, Any], ...] = (program._state_dict, program._constants)
+    for table in tables:
         for name, tensor in table.items():
             own = name.removeprefix(PREFIX)
             made = zeros.setdefault(tied.get(own, own), _zeros(tensor))
@@ -156,7 +157,7 @@ def _specialise(
             table[name] = torch.nn.Parameter(made, requires_grad=False) if is_parameter else made
     shape = Shape((), tuple("*" for _ in leaves), tuple(leaves))
     sizes = {name: _inside(bounds) for name, bounds in dims.items()}
-    module = _Kept(program.module(check_guards=False), job["program"]["kept_results"])  # type: ignore[call-arg]
+    module = _Kept(program.module(check_guards=False), job["program"]["kept_results"])
     try:
         with torch.no_grad(), _quiet_export():
             tensors = tuple(_examples(shape, sizes, job["fills"]))
@@ -235,7 +236,7 @@ def _meet_dim(a: int | Range, b: int | Range, place: str, variant: str) -> int |
     if isinstance(a, Range) and isinstance(b, Range):
         return a.meet(b)
     fixed, other = (a, b) if isinstance(a, int) else (b, a)
-    fits = fixed == other if isinstance(other, int) else fixed in other
+    fits = fixed == other if isinstance(other, int) or isinstance(fixed, Range) else fixed in other
     if not fits:
         raise CompileError(variant, f"{place} is {fixed}, which the model does not take: it takes {other}")
     return fixed

@@ -241,12 +241,12 @@ class _Session:
     def _require_open(self, guards: Guards, shape: Shape, dims: Dims, variant: str) -> None:
         """A dim that the manifest declares as a range, and that came out fixed or narrower than from 2 on, is an error;
         one that came out in steps is not."""
-        declared = {
+        declared: dict[str, str] = {
             variable(leaf.path, axis): size
             for leaf in shape.leaves
             if isinstance(leaf, TensorLeaf)
             for axis, size in enumerate(leaf.shape)
-            if size in dims and dims[size][0] != dims[size][1]
+            if isinstance(size, str) and size in dims and dims[size][0] != dims[size][1]
         }
         in_steps = {match["size"] for text in guards.where if (match := _DIVISIBLE.fullmatch(text.text))}
         for place, found in _named_sizes(guards):
@@ -882,7 +882,7 @@ def _with_written(
     marked: list[LeafGuard] = []
     for guard, leaf in zip(guards, leaves, strict=True):
         value = None if isinstance(leaf, ValueLeaf) else next(nodes).meta["val"]
-        if isinstance(guard, TensorGuard) and _memory(value) in written:
+        if isinstance(guard, TensorGuard) and value is not None and _memory(value) in written:
             marked.append(replace(guard, written=True))
         else:
             marked.append(guard)

@@ -199,18 +199,19 @@ def _view(
             hint="return a clone() of it",
         )
     offset = symbols.expr(value.storage_offset()) - symbols.expr(base.storage_offset())
+    unknown = CompileError(
+        name,
+        f"{place} shares memory with another output or an argument, and its shape depends on data",
+        hint="return a clone() of it",
+    )
     shape = _sizes(value, symbols)
+    if shape is None:
+        raise unknown
     try:
         strides = tuple(symbols.expression(stride) for stride in value.stride())
         start = parse(symbols.text(offset))
     except (KeyError, NotImplementedError):
-        shape = None
-    if shape is None:
-        raise CompileError(
-            name,
-            f"{place} shares memory with another output or an argument, and its shape depends on data",
-            hint="return a clone() of it",
-        )
+        raise unknown from None
     return View(of, shape, strides, start, conj=value.is_conj() != base.is_conj())
 
 

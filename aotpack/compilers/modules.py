@@ -32,7 +32,7 @@ def load_source(source: str, args: Mapping[str, Json], folder: Path) -> torch.nn
         try:
             program = torch.export.load(path)
             drop_detach(program.graph_module)
-            return program.module(check_guards=False)  # type: ignore[call-arg]
+            return program.module(check_guards=False)
         except Exception as error:
             raise SourceError(source, f"cannot be read as a program of torch.export.save: {_line(error)}") from error
     if str(folder) not in sys.path:
@@ -116,7 +116,8 @@ def own_dense_weights(module: torch.nn.Module) -> None:
     made: dict[tuple[Any, ...], torch.Tensor] = {}
     seen: dict[int, tuple[Any, ...]] = {}
     for owner in module.modules():
-        for table in (owner._parameters, owner._buffers):
+        tables: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
+        for table in tables:
             for name, tensor in table.items():
                 if tensor is None or (tensor.numel() and _is_dense(tensor) and _owns_memory(tensor, seen)):
                     continue
@@ -156,7 +157,7 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _first_byte(tensor: torch.Tensor) -> int:
-    return tensor.storage_offset() * tensor.itemsize
+    return int(tensor.storage_offset()) * tensor.itemsize
 
 
 def _end_byte(tensor: torch.Tensor) -> int:
@@ -168,7 +169,8 @@ def storage_order(tensor: torch.Tensor) -> list[int]:
     """The dims of a tensor, outermost in memory first; 0, 1, 2... for a row-major one."""
     if tensor.is_contiguous():
         return list(range(tensor.dim()))
-    return sorted(range(tensor.dim()), key=lambda axis: (-tensor.stride(axis), -tensor.shape[axis]))
+    strides, shape = tensor.stride(), tensor.shape
+    return sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], -shape[axis]))
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

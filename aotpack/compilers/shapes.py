@@ -60,11 +60,11 @@ class Symbols:
 
     def __init__(self, program: ExportedProgram, leaves: Sequence[LeafSpec]) -> None:
         inputs = set(program.graph_signature.user_inputs)
-        placeholders = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in inputs]
+        placeholders: list[Any] = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in inputs]
         self.sizes: dict[str, tuple[Any, ...]] = {}
         self.strides: dict[str, tuple[Any, ...]] = {}
         self.texts: dict[sympy.Symbol, str] = {}
-        self.shape_env = next((v.fake_mode.shape_env for v in placeholders if isinstance(v, torch.Tensor)), None)
+        self.shape_env = next((value.fake_mode.shape_env for value in placeholders if hasattr(value, "fake_mode")), None)
         derived: list[tuple[str, sympy.Expr]] = []
         for leaf, value in zip((leaf for leaf in leaves if not isinstance(leaf, ValueLeaf)), placeholders, strict=True):
             sizes = [self.expr(size) for size in value.shape]

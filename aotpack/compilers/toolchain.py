@@ -115,7 +115,7 @@ def needs_of_library(path: Path) -> Mapping[str, str]:
                         if prefix in ("GLIBC", "GLIBCXX") and number[:1].isdigit():
                             found = tuple(int(part) for part in number.split("."))
                             newest[prefix] = max(newest.get(prefix, ()), found)
-        dynamic = elf.get_section_by_name(".dynamic")
+        dynamic: Any = elf.get_section_by_name(".dynamic")
         if dynamic is not None:
             needed = [tag.needed for tag in dynamic.iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
     facts = {"needed": " ".join(needed)}

@@ -57,7 +57,7 @@ def unpack(path: Path) -> Path:
         if layout.INDEX not in archive.NameToInfo:
             raise BundleError(f"{path}: is a zip without {layout.INDEX}, not a bundle")
         file.seek(0)
-        digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
         place = _place(digest)
         if _is_whole(place):
             return place

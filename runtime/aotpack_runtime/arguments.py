@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from aotpack_runtime.format.index import Parameter
-from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, OVERRIDDEN, Call, Leaf, Other, TensorMeta
+from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, OVERRIDDEN, SUBCLASS, Call, Leaf, Other, TensorMeta
 from aotpack_runtime.format.tree import LEAF, Tree, flatten
 
 _PLAIN_SCALARS = frozenset({bool, int, str, type(None)})
@@ -51,6 +51,7 @@ def _describe_tensor(tensor: Any, torch: Any) -> TensorMeta:
         offset=0 if odd else tensor.data_ptr() % ALIGNMENT_BYTES,
         odd=odd,
         needs_grad=needs_grad,
+        locked=tensor.is_inference() and not torch.is_inference_mode_enabled(),
     )
 
 
@@ -62,7 +63,7 @@ def _odd(tensor: Any, torch: Any) -> str:
         plain = (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
         if getattr(function, "__func__", function) not in plain:
             return f"is a {kind.__qualname__}: {OVERRIDDEN} by its class"
-        return f"is a {kind.__qualname__}, a subclass of torch.Tensor"
+        return f"is a {kind.__qualname__}, {SUBCLASS}"
     if tensor.layout is not torch.strided:
         return f"has layout {tensor.layout}"
     if tensor.is_nested:
@@ -111,7 +112,7 @@ def leaf_key(leaf: Any) -> object:
         return kind, repr(leaf)
     return (
         kind, leaf.dtype, leaf.device, leaf.shape, leaf.stride(), leaf.requires_grad, leaf.is_conj(), leaf.is_neg(),
-        leaf.data_ptr() % ALIGNMENT_BYTES,
+        leaf.data_ptr() % ALIGNMENT_BYTES, leaf.is_inference(),
     )  # fmt: skip
 
 
@@ -165,18 +166,18 @@ def compile_entry(
     names = [parameter.name for parameter in parameters]
     scope: dict[str, Any] = {
         "__PLAIN": _PLAIN_SCALARS, "__leaf_key": leaf_key, "__memo": memo, "__slow": slow, "__Error": Exception,
-        "__sharing": sharing,
+        "__sharing": sharing, "__inference": _inference_probe(),
         "__forward": _forward_derivatives(), **_state_probes(),
     }  # fmt: skip
     signature = _signature(parameters, scope)
     arguments = ", ".join(names) + ("," if len(names) == 1 else "")
     body = [f"    return __slow(None, ({arguments}))"]
     if leaf_kinds is not None and names:
-        extra = ", {0}.data_ptr() % 16" if aligned else ""
+        extra = (", {0}.data_ptr() % 16" if aligned else "") + (", {0}.is_inference()" if written else "")
         templates = {"tensor": _TENSOR_KEY + extra, "scalar": _SCALAR_KEY, "mixed": "__leaf_key({0})"}
         key = ", ".join(templates[kind].format(name) for kind, name in zip(leaf_kinds, names, strict=True))
         if written:
-            key += f", __sharing(({arguments}))"
+            key += f", __sharing(({arguments})), __inference()"
         body = [
             "    try:",
             f"        __key = ({_STATE_KEY}, {key})",
@@ -199,7 +200,7 @@ def _keep_whole(function: Any) -> None:
     would trace the dispatch itself, size by size."""
     function._torchdynamo_disable = True
     torch = sys.modules.get("torch")
-    frames = getattr(getattr(getattr(torch, "_C", None), "_dynamo", None), "eval_frame", None)
+    frames: Any = getattr(getattr(getattr(torch, "_C", None), "_dynamo", None), "eval_frame", None)
     if hasattr(frames, "set_code_exec_strategy"):
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
@@ -217,7 +218,7 @@ def container_key(trees: tuple[Tree, ...], leaves: Sequence[Any], *, written: bo
         state = [probe() for probe in _state_probes().values()]
         key = (*state, _forward_derivatives()._current_level, trees, *[leaf_key(leaf) for leaf in leaves])
         if written:
-            key = (*key, sharing(leaves))
+            key = (*key, sharing(leaves), _inference_probe()())
         hash(key)
     except Exception:
         return None
@@ -272,6 +273,13 @@ def _state_probes() -> dict[str, Callable[[], object]]:
         "__autocast": torch._C._is_any_autocast_enabled,
         "__functions": torch._C._len_torch_function_stack,
     }
+
+
+def _inference_probe() -> Callable[[], object]:
+    """Is inference mode on? Only there may tensors that were made in it be written."""
+    torch = sys.modules.get("torch")
+    found: Callable[[], object] = torch.is_inference_mode_enabled if torch is not None else lambda: None
+    return found
 
 
 def _forward_derivatives() -> Any:

@@ -96,12 +96,12 @@ def _guard_kind(guard: LeafGuard) -> Hashable:
         case TensorGuard():
             return guard.dtype, len(guard.dims)
         case IntGuard():
-            return int
+            return int.__name__
         case _:
-            return type(guard.value)
+            return type(guard.value).__name__
 
 
 def _call_kind(leaf: Leaf) -> Hashable:
     if isinstance(leaf, TensorMeta):
         return leaf.dtype, len(leaf.shape)
-    return None if isinstance(leaf, Other) else type(leaf)
+    return None if isinstance(leaf, Other) else type(leaf).__name__

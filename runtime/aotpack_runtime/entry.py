@@ -221,7 +221,7 @@ class Entry:
         return any(getattr(guard, field) for guard in guards if isinstance(guard, TensorGuard))
 
     def _install(self, function: Callable[..., object]) -> None:
-        type(self).__call__ = staticmethod(function)  # type: ignore[assignment, misc]
+        type(self).__call__ = staticmethod(function)
 
     def _value(self, name: str) -> int:
         counter = self._counters.get(name)
@@ -244,4 +244,4 @@ def _category(miss: Miss) -> str:
     if miss.call.state:
         return miss.call.state[0].partition(";")[0].partition(" with ")[0]
     reasons: Mapping[str, str] = miss.reasons
-    return next(reversed(reasons.values())).partition(":")[0].partition(" is ")[0] if reasons else "no variants"
+    return list(reasons.values())[-1].partition(":")[0].partition(" is ")[0] if reasons else "no variants"

@@ -623,7 +623,7 @@ def test_what_check_turns_off_is_what_it_says(tmp_path: Path) -> None:
     member = member_of("library")
     folder = write_bundle(tmp_path / "b", files={**members(), member: bytes(len(LIBRARY))})
     for check in ("index", "off"):
-        bundle = open_bundle(folder, check=check)  # type: ignore[arg-type]
+        bundle = open_bundle(folder, check=check)
         assert bundle.path(member)
         with pytest.raises(DigestMismatch):
             bundle.verify()

@@ -64,6 +64,11 @@ class Long(Model):
         return x + 1 if x.shape[0] > 10 else x - 1
 
 
+class Pools(Model):
+    def forward(self, x):
+        return nn.functional.adaptive_avg_pool1d(x, 4)
+
+
 class Fixed(Model):
     def forward(self, x):
         return x.reshape(4, 2)
@@ -85,6 +90,7 @@ ENTRIES = {
     ),
     "counts": entry("Counts", {"x": floats(3), "n": {"dtype": "int", "range": [1, 64]}}),
     "long": entry("Long", {"x": floats("n")}, MANY),
+    "pools": entry("Pools", {"x": floats(1, 2, "n")}, dims({"n": {"min": 4, "max": 16, "opt": 8}})),
     "fixed": entry("Fixed", {"x": floats("n")}, dims({"n": {"min": 1, "max": 64, "opt": 8}})),
 }
 LINE = {text.strip(): number for number, text in enumerate(MODELS.splitlines(), 1)}
@@ -129,6 +135,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Result:
             "long",
             ["the model treats the sizes of 'n' apart", "needs x.shape[0] 11..64", "`ranges: [{min, max}, ...]`"],
             id="branch-on-a-size",
+        ),
+        pytest.param(
+            "pools",
+            ["dim 'n' is declared 4..16, but the model fixes x.shape[2] to 8", "give it one size"],
+            id="a03-size-that-the-compiler-fixes",
         ),
         pytest.param(
             "fixed",

@@ -84,7 +84,20 @@ def test_squeezing_a_dim_that_may_be_1_is_right_at_1(cases: Cases, n: int, tier:
     x = randn(n, 5)
     shape = (5,) if n == 1 else (n, 5)
     assert [result.shape for result in cases.check("squeezes", x, tier=tier)] == [shape] * 3
-    assert cases.check("counts_dims", x, tier="source" if n == 1 else tier)[1] == len(shape)
+    assert cases.check("counts_dims", x, tier="source" if n == 0 else tier)[1] == len(shape)
+
+
+@pytest.mark.parametrize("n", [4, 5, 16, 17, 3, 2, 1, 0])
+def test_a_size_that_follows_another_is_computed_anew(cases: Cases, n: int) -> None:
+    cases.agree("halves", randn(n), tier="hit" if 4 <= n <= 16 else None)
+
+
+@pytest.mark.parametrize(("n", "tier"), [(2, "hit"), (16, "hit"), (1, "program"), (17, "program"), (0, "program")])
+def test_an_int_that_cuts_a_view_to_1_is_right_there(cases: Cases, n: int, tier: Tier) -> None:
+    x = randn(20)
+    found = cases.check("cuts", x, n, tier=tier)
+    assert found.shape == (() if n == 1 else (n,))
+    assert found.data_ptr() == x.data_ptr() or not n
 
 
 @pytest.mark.parametrize("n", [16, 64, 8, 12, 17, 7, 1, 0, 128, 129])

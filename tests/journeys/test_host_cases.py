@@ -99,17 +99,25 @@ def wanted(bundle: Path, x: torch.Tensor) -> torch.Tensor:
         return zoo_module(bundle).affine()(x)
 
 
-def serves(session: apr.Session, x: torch.Tensor, wanted: torch.Tensor) -> str:
-    """Which variant or tier answers `affine(x)`, after making sure that the answer is eager's."""
-    affine = session["affine"]
-    before = affine.counts()
-    out = affine(x)
-    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-6)
-    after = affine.counts()
-    new = [n for n, count in after["hits_by_variant"].items() if count > before["hits_by_variant"].get(n, 0)]
-    new += [n for n, count in after["misses_by_tier"].items() if count > before["misses_by_tier"].get(n, 0)]
-    (only,) = new
-    return only
+Serves = Callable[[apr.Session], str]
+
+
+@pytest.fixture(scope="session")
+def serves(x: torch.Tensor, wanted: torch.Tensor) -> Serves:
+    """Tells which variant or tier answers `affine(x)`, after making sure that the answer is eager's."""
+
+    def ask(session: apr.Session) -> str:
+        affine = session["affine"]
+        before = affine.counts()
+        out = affine(x)
+        torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-6)
+        after = affine.counts()
+        new = [n for n, count in after["hits_by_variant"].items() if count > before["hits_by_variant"].get(n, 0)]
+        new += [n for n, count in after["misses_by_tier"].items() if count > before["misses_by_tier"].get(n, 0)]
+        (only,) = new
+        return only
+
+    return ask
 
 
 def needing(name: str, value: str, *ids: str) -> Callable[[Json], None]:
@@ -154,7 +162,7 @@ def start(code: str, *arguments: object, **variables: str) -> subprocess.Popen[s
     ],
 )
 def test_a17_a_variant_beyond_the_host_is_passed_over_for_one_that_fits(
-    lost: str, tier: str, bundle: Path, host: Host, x: torch.Tensor, wanted: torch.Tensor
+    lost: str, tier: str, bundle: Path, host: Host, serves: Serves
 ) -> None:
     """On a CPU that has all of AVX-512 by fiat; where it has not, only what is safe to run is run."""
     v4 = cpu_flags("x86-64-v4")
@@ -162,7 +170,7 @@ def test_a17_a_variant_beyond_the_host_is_passed_over_for_one_that_fits(
     if tier == WIDE and not v4 <= host.cpu_flags:
         pytest.skip("this CPU lacks AVX-512")
     with apr.load(bundle, mode="eager", source="never", machine=replace(host, cpu_flags=flags)) as session:
-        assert serves(session, x, wanted) == tier
+        assert serves(session) == tier
         assert session.verdict == ("fits" if tier == WIDE else "fits with fallback")
         skipped = {name: reason for name, reason in session.skipped.items() if name.startswith("affine/batch")}
         assert skipped.keys() == {WIDE: set(), NARROW: {WIDE}, "program": {WIDE, NARROW}}[tier]
@@ -173,7 +181,7 @@ def test_a17_a_variant_beyond_the_host_is_passed_over_for_one_that_fits(
 
 
 def test_a17_a_made_up_instruction_set_is_refused_before_its_library_is_opened(
-    bundle: Path, tmp_path: Path, x: torch.Tensor, wanted: torch.Tensor
+    bundle: Path, tmp_path: Path, serves: Serves
 ) -> None:
     """Seen from the outside: the library is garbage that any attempt to open would trip over."""
     library = next(bundle.glob("artifacts/*/model.so"))
@@ -188,16 +196,19 @@ def test_a17_a_made_up_instruction_set_is_refused_before_its_library_is_opened(
     with apr.load(bad, mode="eager", source="never") as session:
         assert session.skipped[name] == "built for CPU x86-64-v3 AVX999, this host lacks avx999"
         assert session.verdict == "fits with fallback"
-        served = serves(session, x, wanted)
+        served = serves(session)
         assert served != name
         assert session["double"](torch.ones(3, 4)).tolist() == [[3.0] * 4] * 3
         assert name not in json.dumps(session["affine"].counts()["loaded"])
 
 
 def test_a17_narrow_code_on_a_wide_host_is_a_silent_hit(
-    bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str],
-    x: torch.Tensor, wanted: torch.Tensor,
-) -> None:  # fmt: skip
+    bundle: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    serves: Serves,
+) -> None:
     """Code of 256 bits where there are 512: nothing to say about it."""
 
     def keep_narrow(index: Json) -> None:
@@ -207,7 +218,7 @@ def test_a17_narrow_code_on_a_wide_host_is_a_silent_hit(
     caplog.set_level(logging.WARNING)
     with apr.load(edited(bundle, tmp_path / "narrow", keep_narrow), mode="strict") as session:
         assert session.verdict == "fits"
-        assert serves(session, x, wanted) == NARROW
+        assert serves(session) == NARROW
     assert caplog.text == ""
     assert capfd.readouterr() == ("", "")
 
@@ -239,7 +250,7 @@ A18 = {
 
 @pytest.mark.parametrize("what", A18)
 def test_a18_a_variant_built_for_other_software_is_skipped_with_one_line(
-    what: str, bundle: Path, tmp_path: Path, x: torch.Tensor, wanted: torch.Tensor
+    what: str, bundle: Path, tmp_path: Path, x: torch.Tensor, serves: Serves
 ) -> None:
     need, value, words = A18[what]
     changed = edited(bundle, tmp_path / "b", needing(need, value))
@@ -247,7 +258,7 @@ def test_a18_a_variant_built_for_other_software_is_skipped_with_one_line(
         assert session.verdict == "fits with fallback"
         assert session.skipped[WIDE].startswith(words)
         assert "\n" not in session.skipped[WIDE]
-        assert serves(session, x, wanted) == "program"
+        assert serves(session) == "program"
         assert session["affine"].counts()["loaded"] == [PROGRAM]
         miss = session["affine"].explain(x)
         assert isinstance(miss, apr.Miss)
@@ -260,20 +271,14 @@ def test_a18_a_variant_built_for_other_software_is_skipped_with_one_line(
 @pytest.mark.parametrize("way", ["argument", "variable"])
 @pytest.mark.parametrize("need", ["torch", "glibc", "libstdcxx", "python"])
 def test_a18_the_documented_override_makes_it_a_hit(
-    need: str,
-    way: str,
-    bundle: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    x: torch.Tensor,
-    wanted: torch.Tensor,
+    need: str, way: str, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serves: Serves
 ) -> None:
     changed = edited(bundle, tmp_path / "b", needing(need, "99.9"))
     if way == "variable":
         monkeypatch.setenv("AOTPACK_ALLOW", f"cuda, {need}")
     with apr.load(changed, mode="strict", allow=[need] if way == "argument" else []) as session:
         assert session.verdict == "fits"
-        assert serves(session, x, wanted).startswith("affine/batch1_16/")
+        assert serves(session).startswith("affine/batch1_16/")
 
 
 @pytest.mark.parametrize(
@@ -285,18 +290,12 @@ def test_a18_the_documented_override_makes_it_a_hit(
     ],
 )
 def test_a18_what_was_built_on_an_older_system_is_a_silent_hit(
-    need: str,
-    value: str,
-    bundle: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    x: torch.Tensor,
-    wanted: torch.Tensor,
+    need: str, value: str, bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, serves: Serves
 ) -> None:
     caplog.set_level(logging.WARNING)
     with apr.load(edited(bundle, tmp_path / "b", needing(need, value)), mode="strict") as session:
         assert session.verdict == "fits"
-        assert serves(session, x, wanted).startswith("affine/batch1_16/")
+        assert serves(session).startswith("affine/batch1_16/")
     assert caplog.text == ""
 
 
@@ -313,7 +312,7 @@ def test_a18_an_older_torch_is_told_so_before_anything_is_opened(bundle: Path, h
 
 
 def test_a18_a_library_that_does_not_open_is_skipped_and_said_once(
-    bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, x: torch.Tensor, wanted: torch.Tensor
+    bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, serves: Serves
 ) -> None:
     """What no recorded fact foresaw ("undefined symbol"): the next variant, then the program, and never a crash."""
     changed = bundle
@@ -321,8 +320,8 @@ def test_a18_a_library_that_does_not_open_is_skipped_and_said_once(
         data = library.read_bytes().replace(b"aoti_torch_", b"aoti_torsh_")
         changed = with_member(changed, tmp_path / str(number), str(library.relative_to(bundle)), data)
     with apr.load(changed, mode="eager", source="never") as session:
-        assert serves(session, x, wanted) == "program"
-        assert serves(session, x, wanted) == "program"
+        assert serves(session) == "program"
+        assert serves(session) == "program"
         assert {WIDE, NARROW} <= session["affine"].counts()["skipped"].keys()
         session.warmup()
         assert session.status()["ready"]
@@ -355,17 +354,17 @@ def size_of(folder: Path) -> int:
 
 
 def test_a20_twenty_loads_share_one_unpacked_copy_and_leave_nothing_behind(
-    archive: Path, cache: Path, x: torch.Tensor, wanted: torch.Tensor
+    archive: Path, cache: Path, serves: Serves
 ) -> None:
     temporary = Path(tempfile.gettempdir())
     with apr.load(archive, mode="eager", source="never") as session:  # what torch keeps open once, it opens here
-        assert serves(session, x, wanted).startswith("affine/batch1_16/")
+        assert serves(session).startswith("affine/batch1_16/")
     gc.collect()
     entries, descriptors = sorted(os.listdir(temporary)), len(os.listdir("/proc/self/fd"))
     held = []
     for _ in range(20):
         held.append(session := apr.load(archive, mode="eager", source="never"))
-        assert serves(session, x, wanted).startswith("affine/batch1_16/")
+        assert serves(session).startswith("affine/batch1_16/")
     assert len({session.bundle.root for session in held}) == 1
     assert len(places(cache)) == 1
     del session
@@ -418,7 +417,7 @@ archive.unpack(__import__("pathlib").Path(sys.argv[1]))
 
 
 def test_a20_what_a_killed_process_left_half_unpacked_is_removed_by_the_next(
-    archive: Path, cache: Path, x: torch.Tensor, wanted: torch.Tensor
+    archive: Path, cache: Path, serves: Serves
 ) -> None:
     """Also where the next has the id of the killed one, as the first process of a container does."""
     process = start(SLOW, archive)
@@ -429,7 +428,7 @@ def test_a20_what_a_killed_process_left_half_unpacked_is_removed_by_the_next(
     process.communicate()
     assert orphan.exists()
     with apr.load(archive, mode="eager", source="never") as session:
-        assert serves(session, x, wanted).startswith("affine/batch1_16/")
+        assert serves(session).startswith("affine/batch1_16/")
     (place,) = places(cache)
     assert place != orphan
 
@@ -450,13 +449,13 @@ def test_a20_a_process_waits_for_the_one_that_unpacks_and_takes_over_when_it_die
 
 
 def test_a20_a_loaded_session_outlives_its_archive_and_its_unpacked_folder(
-    archive: Path, cache: Path, x: torch.Tensor, wanted: torch.Tensor
+    archive: Path, cache: Path, x: torch.Tensor, wanted: torch.Tensor, serves: Serves
 ) -> None:
     """Also for what it had not yet opened: the first hit and the first miss come afterwards."""
     with apr.load(archive, mode="eager", source="never") as session:
         archive.unlink()
         shutil.rmtree(cache)
-        assert serves(session, x, wanted).startswith("affine/batch1_16/")
+        assert serves(session).startswith("affine/batch1_16/")
         big = session["affine"](x.repeat(5, 1))
         torch.testing.assert_close(big, wanted.repeat(5, 1), rtol=1e-5, atol=1e-6)
         assert session["affine"].counts()["misses_by_tier"] == {"program": 1}
@@ -470,16 +469,11 @@ def noexec(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a20_on_a_noexec_file_system_the_fallback_serves_and_the_way_out_is_named(
-    archive: Path,
-    noexec: Path,
-    x: torch.Tensor,
-    wanted: torch.Tensor,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    archive: Path, noexec: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, serves: Serves
 ) -> None:
     monkeypatch.setenv("AOTPACK_CACHE_DIR", str(noexec / "cache"))
     with apr.load(archive, mode="eager", source="never") as session:
-        assert serves(session, x, wanted) == "program"
+        assert serves(session) == "program"
         reason = session["affine"].counts()["skipped"][NARROW]
     assert "failed to map segment" in reason
     assert "noexec" in reason
@@ -488,12 +482,12 @@ def test_a20_on_a_noexec_file_system_the_fallback_serves_and_the_way_out_is_name
 
 
 def test_a20_with_a_noexec_temp_folder_nothing_is_lost(
-    archive: Path, noexec: Path, cache: Path, x: torch.Tensor, wanted: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+    archive: Path, noexec: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, serves: Serves
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(noexec))
     monkeypatch.setattr("tempfile.tempdir", None)
     with apr.load(archive, mode="strict") as session:
-        assert serves(session, x, wanted).startswith("affine/batch1_16/")
+        assert serves(session).startswith("affine/batch1_16/")
     assert list(noexec.iterdir()) == []
 
 

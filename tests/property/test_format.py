@@ -778,6 +778,41 @@ def exact_call(call: Call) -> Any:
     return call.trees, leaves, call.state
 
 
+WAYS = ["apart", "same", "part", "beside"]
+
+
+@given(
+    st.tuples(st.sampled_from(WAYS), st.sampled_from(WAYS)),
+    st.tuples(*[st.tuples(st.booleans(), st.booleans())] * 2),
+    st.booleans(),
+)
+def test_calls_with_one_key_share_memory_alike(
+    ways: tuple[str, str],
+    modes: tuple[tuple[bool, bool], ...],
+    nested: bool,  # noqa: FBT001
+) -> None:
+    """`modes`: were the tensors made in inference mode, and is it on now?"""
+    torch = pytest.importorskip("torch")
+    from aotpack_runtime.arguments import compile_entry, container_key, describe, flatten_all
+
+    parameters = tuple(Parameter(name, "positional_or_keyword") for name in ("x", "y"))
+    seen = []
+    for way, (made_so, called_so) in zip(ways, modes, strict=True):
+        with torch.inference_mode(made_so):
+            memory = torch.ones(16)
+            x = memory[:4]
+            y = {"apart": torch.ones(4), "same": x, "part": memory[2:6], "beside": memory[4:8]}[way]
+        with torch.inference_mode(called_so):
+            trees, leaves = flatten_all(((x, y), None) if nested else (x, y))
+            kinds = ("tensor", "tensor")
+            made = compile_entry(parameters, kinds, aligned=True, written=True, memo={}, slow=lambda key, values: key)
+            key: Any = container_key(trees, leaves, written=True) if nested else made(x, y)
+            seen.append((key, exact_call(describe(trees, leaves, "cpu"))))
+    (left, one), (right, two) = seen
+    assert left is not None
+    assert left != right or one == two
+
+
 @given(lives)
 def test_a_leaf_has_one_key_each_time_or_none(live: Live) -> None:
     pytest.importorskip("torch")

@@ -53,6 +53,10 @@ def squeezes():
     return Plain(lambda x: (x.squeeze(0) * 2, x.squeeze() + 1, x.squeeze()))
 
 
+def halves():
+    return Plain(lambda x: x[: x.shape[0] // 2] * 2)
+
+
 def counts_dims():
     return Plain(lambda x: (x * 2, x.squeeze().dim()))
 
@@ -107,6 +111,11 @@ class Affine(Model):
 class Narrows(Model):
     def forward(self, x, n):
         return x.narrow(0, 0, n).sum()
+
+
+class Cuts(Model):
+    def forward(self, x, n):
+        return x[:n].squeeze()
 
 
 class Branches(Model):
@@ -192,6 +201,8 @@ ENTRIES: dict[str, dict[str, Any]] = {
     ),
     "scalars": entry("Affine", {"x": floats(3), "k": {"value": 3}}),
     "narrow": entry("Narrows", {"x": floats(64), "n": {"dtype": "int", "range": [1, 64]}}),
+    "cuts": entry("Cuts", {"x": floats(20), "n": {"dtype": "int", "range": [1, 16]}}),
+    "halves": entry("halves", {"x": floats("n")}, dims({"n": {"min": 4, "max": 16}})),
     "scalar_tensor": entry("Scales", {"x": floats("n"), "s": floats()}, dims({"n": {"min": 1, "max": 8}})),
     "squeezes": entry("squeezes", {"x": floats("n", 5)}, dims({"n": {"min": 1, "max": 8}})),
     "counts_dims": entry("counts_dims", {"x": floats("n", 5)}, dims({"n": {"min": 1, "max": 8}})),

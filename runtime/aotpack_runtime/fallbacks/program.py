@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from aotpack_runtime.dispatch import Dispatcher, Hit, Miss
 from aotpack_runtime.fallbacks import Context, Prepared
-from aotpack_runtime.format.tensor import OVERRIDDEN, Call, TensorMeta
+from aotpack_runtime.format.guard import TensorGuard
+from aotpack_runtime.format.index import Variant
+from aotpack_runtime.format.tensor import OVERRIDDEN, SUBCLASS, Call, TensorMeta
 
 
 class Fallback:
@@ -25,15 +27,26 @@ class Fallback:
                 return f"its programs know operators only: {reason}"
         decision = self._dispatcher.choose(_forgiving(miss.call))
         if isinstance(decision, Hit):
+            if _has_subclass(miss.call) and self._writes(decision.variant):
+                return "its programs write in place, and what that gives of a subclass of torch.Tensor is another class"
             return Prepared(self._context.serve_for(decision.variant))
         reasons = "; ".join(decision.reasons.values())
         return f"its programs do not reach this call: {reasons}" if reasons else "it holds no program"
+
+    def _writes(self, program: Variant) -> bool:
+        """Arguments or state?"""
+        written = any(isinstance(guard, TensorGuard) and guard.written for guard in program.guards.leaves)
+        return written or bool(self._context.weights(program.weights).set.state)
+
+
+def _has_subclass(call: Call) -> bool:
+    return any(isinstance(leaf, TensorMeta) and SUBCLASS in leaf.odd for leaf in call.leaves)
 
 
 def _forgiving(call: Call) -> Call:
     """The call with what torch's operators take care of themselves left out."""
     leaves = [
-        replace(leaf, offset=0, odd="", needs_grad=False, shared=False)
+        replace(leaf, offset=0, odd="", needs_grad=False, shared=False, locked=False)
         if isinstance(leaf, TensorMeta) and _operators_take(leaf)
         else leaf
         for leaf in call.leaves

@@ -90,8 +90,8 @@ def _depth(node: ast.AST) -> int:
 def _compile(node: ast.expr, names: set[str]) -> Evaluate:
     """A closure for `node`; adds the variables it reads to `names`."""
     match node:
-        case ast.Constant(value=bool()) | ast.Constant(value=int()):
-            value = int(node.value)
+        case ast.Constant(value=bool() | int() as given):
+            value = int(given)
             return lambda env: value
         case ast.Name() | ast.Attribute() | ast.Subscript():
             return _variable(node, names)

@@ -53,7 +53,8 @@ Dim = int | Range
 class TensorGuard:
     """A tensor argument: exact dtype and rank, device type, a size or range for each dim, its layout.
 
-    A `written` one must not share memory with another: the variant takes its reads and writes to be apart.
+    A `written` one must not share memory with another, since the variant takes its reads and writes to be apart, and
+    must be one that eager may write.
     """
 
     path: str
@@ -88,6 +89,8 @@ class TensorGuard:
                 return f"{self.path}.shape[{axis}]: expected {dim}, got {size}"
         if self.written and leaf.shared:
             return f"{self.path} shares memory with another argument; the variant writes it and takes them to be apart"
+        if self.written and leaf.locked:
+            return f"{self.path} is an inference tensor, which must not be written outside of inference mode"
         if self.aligned and leaf.offset:
             return f"{self.path}: expected an address divisible by 16, got one {leaf.offset} bytes past it"
         return self._reject_layout(leaf, env)

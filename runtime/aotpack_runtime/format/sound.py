@@ -20,7 +20,7 @@ from aotpack_runtime.format.tree import LEAF, Tree, children, paths
 if TYPE_CHECKING:
     from aotpack_runtime.format.index import File, Index, Parameter, Variant, WeightSet
 
-_KINDS = {kind.name.lower(): kind for kind in inspect._ParameterKind}  # type: ignore[attr-defined]
+_KINDS = {kind.name.lower(): kind for kind in inspect._ParameterKind}
 
 
 def check_parameters(parameters: Sequence[Parameter]) -> None:

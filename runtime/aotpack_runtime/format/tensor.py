@@ -19,6 +19,9 @@ ALIGNMENT_BYTES = 16
 OVERRIDDEN = "functions of torch are overridden"
 """What stands in a reason that only the model itself can follow: programs know operators, not functions."""
 
+SUBCLASS = "a subclass of torch.Tensor"
+"""What the reason against such a tensor says."""
+
 Scalar = None | bool | int | float | complex | str
 
 
@@ -28,7 +31,7 @@ class TensorMeta:
 
     `odd` is "" for an ordinary strided tensor, else why compiled code must not see it ("is a FakeTensor", "has
     its conj bit set"). `needs_grad` means that autograd is recording and this tensor asks for it; `shared` that another
-    tensor of the call lies in its memory.
+    tensor of the call lies in its memory; `locked` that it was made in inference mode and may not be written now.
     """
 
     dtype: str
@@ -39,6 +42,7 @@ class TensorMeta:
     odd: str = ""
     needs_grad: bool = False
     shared: bool = False
+    locked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

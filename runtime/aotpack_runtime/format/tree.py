@@ -19,16 +19,16 @@ LEAF = "*"
 MAX_DEPTH = 64
 
 
-def flatten(value: object, leaves: list[Any], depth: int = 0) -> Tree:
+def flatten(value: Any, leaves: list[Any], depth: int = 0) -> Tree:
     """The tree of `value`; its leaves are appended to `leaves`. Subclasses of containers are leaves."""
     kind = type(value)
     if depth > MAX_DEPTH:
         raise ValueError(f"arguments are nested more than {MAX_DEPTH} deep")
     if kind is tuple or kind is list:
-        return (kind.__name__, *[flatten(child, leaves, depth + 1) for child in value])  # type: ignore[attr-defined]
+        return (kind.__name__, *[flatten(child, leaves, depth + 1) for child in value])
     if kind is dict:
-        children = [flatten(child, leaves, depth + 1) for child in value.values()]  # type: ignore[attr-defined]
-        return ("dict", tuple(value), *children)  # type: ignore[call-overload]
+        children = [flatten(child, leaves, depth + 1) for child in value.values()]
+        return ("dict", tuple(value), *children)
     names = class_fields(kind)
     if names is not None:
         children = [flatten(getattr(value, name), leaves, depth + 1) for name in names]

@@ -65,7 +65,7 @@ class Container:
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Use these constants from now on, without a copy; a call that runs meanwhile sees one set whole."""
-        handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors.values()))  # type: ignore[attr-defined]
+        handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors.values()))
         pairs = (_Pair * len(tensors))(
             *[_Pair(name.encode(), _get_pointer(handle, None)) for name, handle in zip(tensors, handles, strict=True)]
         )
@@ -78,14 +78,14 @@ class Container:
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """The model's results; RuntimeError when the model refuses, its own words are on stderr."""
         count = len(inputs)
-        handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(inputs)  # type: ignore[attr-defined]
+        handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(inputs)
         # The model takes over the handles; the array stays ours.
         given = (c_void_p * count)(*[_get_pointer(handle, None) for handle in handles])
         results = self._results_type()
         if self._run(self._handle, given, count, results, self._outputs, None, None):
             raise RuntimeError(f"{self._variant}: the compiled model refused the call; it said why on stderr")
         capsules = [_new_capsule(result, None, None) for result in results]
-        found: list[torch.Tensor] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)  # type: ignore[attr-defined]
+        found: list[torch.Tensor] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)
         return found
 
     def __del__(self) -> None:
