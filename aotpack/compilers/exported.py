@@ -362,7 +362,7 @@ class _Session:
             spec.kind, spec.target, spec.persistent = InputKind.BUFFER, name, False
 
     def _check_state(self, programs: Sequence[Program]) -> None:
-        written = {name for program in programs for name in _written(program.exported)}
+        written = {name for program in programs for name in _written(program.exported) | self._changed(program)}
         plain = sorted(written - self.tensors.keys())
         if plain:
             raise SourceError(
@@ -379,6 +379,15 @@ class _Session:
                 hint="keep one of them as a buffer and take the other from it in forward()",
             )
         self.state = sorted({other for name in written for other in self.tied if self.tied[other] == self.tied[name]})
+
+    def _changed(self, program: Program) -> set[str]:
+        """Buffers that a run leaves with other values: batch norm's operator writes its own without saying so."""
+        leaves = make_leaves(program.guards, program.example, self.job["fills"])
+        flat = Flat(self.module, program.shape, self.job["outputs"])
+        before = {name: _bytes(tensor) for name, tensor in self.module.named_buffers()}
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), self._kept_state():
+            flat(*_flat_tensors(program.guards, leaves))
+            return {name for name, tensor in self.module.named_buffers() if _bytes(tensor) != before[name]}
 
     def store_weights(self, store: Store) -> Json:
         """Write all weights as one safetensors file; the record of the weight set."""

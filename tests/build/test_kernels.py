@@ -11,6 +11,7 @@ import pytest
 
 from aotpack.compilers.kernels import CATCH, KEPT, THROWN, TRY, raising
 
+COMPILER = shutil.which("g++") or ""
 CHECK = 'AOTI_TORCH_CHECK(in_ptr0[x0] < 50L, "index out of bounds: 0 <= tmp0 < 50L");'
 
 
@@ -90,7 +91,7 @@ def changes(source: str) -> tuple[list[str], list[str]]:
     [
         pytest.param(PARALLEL.replace("BODY", CHECK), [KEPT, TRY, CATCH, THROWN], [], id="loop"),
         pytest.param(COLLAPSED.replace("BODY", CHECK), [KEPT, TRY, CATCH, THROWN], [], id="collapsed-loops"),
-        pytest.param(PARALLEL.replace("BODY", "(tmp0 ? 0 : (throw std::runtime_error(\"no\"), 0));"), [KEPT, TRY, CATCH, THROWN], [], id="throw"),
+        pytest.param(PARALLEL.replace("BODY", '(tmp0 ? 0 : (throw std::runtime_error("no"), 0));'), [KEPT, TRY, CATCH, THROWN], [], id="throw"),
         pytest.param(PARALLEL.replace("BODY", "auto tmp0 = inductor_cpu_throw_if(x0);"), [], [], id="no-check"),
         pytest.param(IN_TURN.replace("BODY", CHECK), [], [], id="no-parallel-region"),
         pytest.param(PARALLEL.replace("BODY", "auto tmp0 = x0;") + CHECK, [], [], id="check-after-the-region"),
@@ -104,12 +105,12 @@ def test_only_what_needs_it_is_changed(source: str, added: list[str], removed: l
 
 def test_one_function_of_several_is_changed() -> None:
     plain, checked = function(PARALLEL.replace("BODY", "auto tmp0 = x0;")), function(PARALLEL.replace("BODY", CHECK))
-    found = raising("\n".join(["#include <x>", plain, checked, plain, ""]))
-    assert found == "\n".join(["#include <x>", plain, raising(checked), plain, ""])
+    found = raising(f"#include <x>\n{plain}\n{checked}\n{plain}\n")
+    assert found == f"#include <x>\n{plain}\n{raising(checked)}\n{plain}\n"
     assert raising(checked) != checked
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.skipif(not COMPILER, reason="no C++ compiler")
 @pytest.mark.parametrize("loop", [PARALLEL, COLLAPSED, BEFORE_THE_LOOP, SINGLE, IN_TURN], ids=["loop", "collapsed", "before", "single", "in-turn"])  # fmt: skip
 def test_the_error_of_a_check_reaches_the_caller(tmp_path: Path, loop: str) -> None:
     """With what it kept: the caller may go on, and the next call works."""
@@ -129,6 +130,6 @@ int main() {{
 }}
 """
     (tmp_path / "kernel.cpp").write_text(raising(source))
-    subprocess.run(["g++", "-O1", "-fopenmp", "kernel.cpp", "-o", "kernel"], cwd=tmp_path, check=True, timeout=120)
+    subprocess.run([COMPILER, "-O1", "-fopenmp", "kernel.cpp", "-o", "kernel"], cwd=tmp_path, check=True, timeout=120)
     done = subprocess.run([tmp_path / "kernel"], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout.split("\n")) == (0, ["index out of bounds", "done", "index out of bounds", ""])
