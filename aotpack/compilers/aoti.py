@@ -21,20 +21,12 @@ import torch
 from torch.export import ExportedProgram
 
 from aotpack.compilers.compare import difference
-from aotpack.compilers.exported import (
-    Dims,
-    _example,
-    _examples,
-    _inside,
-    _quiet_export,
-    example_tensors,
-    export_error,
-    traced,
-)
+from aotpack.compilers.failures import export_error, quiet_export
 from aotpack.compilers.flat import PREFIX, Shape
 from aotpack.compilers.kernels import raising_kernels
 from aotpack.compilers.modules import import_modules
 from aotpack.compilers.shapes import IntLeaf, LeafSpec, TensorLeaf, ValueLeaf, guards_of
+from aotpack.compilers.sizes import Dims, example_of, example_tensors, inside, trace_inputs, traced
 from aotpack.compilers.toolchain import needs_of_library
 from aotpack_runtime.errors import CompileError
 from aotpack_runtime.format.codec import dump_guards, parse_guards, parse_outputs, parse_scalar
@@ -156,11 +148,11 @@ def _specialise(
             is_parameter = isinstance(tensor, torch.nn.Parameter)
             table[name] = torch.nn.Parameter(made, requires_grad=False) if is_parameter else made
     shape = Shape((), tuple("*" for _ in leaves), tuple(leaves))
-    sizes = {name: _inside(bounds) for name, bounds in dims.items()}
+    sizes = {name: inside(bounds) for name, bounds in dims.items()}
     module = _Kept(program.module(check_guards=False), job["program"]["kept_results"])
     try:
-        with torch.no_grad(), _quiet_export():
-            tensors = tuple(_examples(shape, sizes, job["fills"]))
+        with torch.no_grad(), quiet_export():
+            tensors = tuple(trace_inputs(shape, sizes, job["fills"]))
             return module, traced(
                 lambda specs: torch.export.export(module, tensors, dynamic_shapes={"leaves": tuple(specs)}),
                 shape, dims, wide,
@@ -284,13 +276,13 @@ def _tried_out(
     opt = {name: bounds[2] for name, bounds in dims.items()}
     for name, (low, high, _) in dims.items():
         for size in (1, 0):
-            example = tuple(_example(leaf, {**opt, name: size}) for leaf in leaves)
+            example = tuple(example_of(leaf, {**opt, name: size}) for leaf in leaves)
             if low != high and size >= low and differs(example):
                 guards = _from_size(guards, leaves, name, size + 1)
                 break
     for position, guard in enumerate(guards.leaves):
         for size in (1, 0):
-            example = tuple(size if n == position else _example(leaf, opt) for n, leaf in enumerate(leaves))
+            example = tuple(size if n == position else example_of(leaf, opt) for n, leaf in enumerate(leaves))
             if isinstance(guard, IntGuard) and differs(example):
                 above = replace(guard, dim=guard.dim.meet(Range(size + 1, None)))
                 guards = replace(guards, leaves=(*guards.leaves[:position], above, *guards.leaves[position + 1 :]))
@@ -450,7 +442,7 @@ def _sample_sizes(leaves: Sequence[LeafSpec], dims: Dims, guards: Guards) -> lis
     ints = [leaf for leaf in leaves if isinstance(leaf, IntLeaf)]
     examples: dict[Example, None] = {}
     for sizes in candidates:
-        example = tuple(_example(leaf, sizes) for leaf in leaves)
+        example = tuple(example_of(leaf, sizes) for leaf in leaves)
         for choice in _int_choices(example, leaves) if ints else [example]:
             if _fits(guards, choice):
                 examples.setdefault(choice)

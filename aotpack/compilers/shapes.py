@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import sympy
-import torch
 from torch.export import ExportedProgram
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
@@ -60,11 +59,15 @@ class Symbols:
 
     def __init__(self, program: ExportedProgram, leaves: Sequence[LeafSpec]) -> None:
         inputs = set(program.graph_signature.user_inputs)
-        placeholders: list[Any] = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in inputs]
+        placeholders: list[Any] = [
+            n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in inputs
+        ]
         self.sizes: dict[str, tuple[Any, ...]] = {}
         self.strides: dict[str, tuple[Any, ...]] = {}
         self.texts: dict[sympy.Symbol, str] = {}
-        self.shape_env = next((value.fake_mode.shape_env for value in placeholders if hasattr(value, "fake_mode")), None)
+        self.shape_env = next(
+            (value.fake_mode.shape_env for value in placeholders if hasattr(value, "fake_mode")), None
+        )
         derived: list[tuple[str, sympy.Expr]] = []
         for leaf, value in zip((leaf for leaf in leaves if not isinstance(leaf, ValueLeaf)), placeholders, strict=True):
             sizes = [self.expr(size) for size in value.shape]
