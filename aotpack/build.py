@@ -29,7 +29,8 @@ from aotpack.workers import Workers
 from aotpack_runtime.errors import AotpackError, CompileError, MissingDependency, UsageError
 from aotpack_runtime.format.fingerprint import changed, fingerprint
 from aotpack_runtime.format.index import Index
-from aotpack_runtime.machine import cache_dir
+from aotpack_runtime.format.target import Target
+from aotpack_runtime.machine import cache_dir, this_machine
 from aotpack_runtime.store import Store
 
 Json = Any
@@ -148,6 +149,7 @@ class _Builder:
 
     def run(self, out: Path, workers: Workers) -> Result:
         self._turn_down_cuda()
+        self._require_cpu()
         self._export(workers)
         self._compile(workers)
         index = self._index()
@@ -186,6 +188,17 @@ class _Builder:
         for entry in others:
             self.result.failures.update({variant.id: reason for variant in entry.variants})
         self.plan = replace(self.plan, entries=tuple(entry for entry in self.plan.entries if entry.device == "cpu"))
+
+    def _require_cpu(self) -> None:
+        """Nothing is packed unverified, and a variant for a CPU that this host is not cannot be run here."""
+        for entry in self.plan.entries:
+            level = cpu_level(entry.compile["cpu"]["march"], entry.compile["cpu"]["simd"])
+            reason = Target("cpu", {"cpu": level.needs}).reject(this_machine())
+            if reason:
+                raise MissingDependency(
+                    level.needs, needed_for=f"target {entry.target!r}, to verify its variants here ({reason})",
+                    install="(none): build on a host that has it, or name a lower level",
+                )  # fmt: skip
 
     # --------------------------------------------------------------------------------------------------- exports
 
@@ -242,8 +255,9 @@ class _Builder:
                     continue
                 program = self.exports[number]["programs"][self.exports[number]["program_of_variant"][variant.id]]
                 job = {
-                    "kind": "aoti", "variant": variant.id, "key": key, "program": program, "dims": variant.record()["dims"],
-                    "fills": entry.export["fills"], "inductor": entry.compile["inductor"], "cpu": parts["target"],
+                    "kind": "aoti", "variant": variant.id, "key": key, "program": program,
+                    "dims": variant.record()["dims"], "fills": entry.export["fills"],
+                    "inductor": entry.compile["inductor"], "cpu": parts["target"],
                     "folder": str(self.folder), "imports": entry.export["imports"],
                 }  # fmt: skip
                 running.append((variant, key, parts, self._submit(workers, "aoti", job, variant.id)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -50,7 +50,7 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
 class Bundle:
     """A bundle open for verification, with the reference model of each entry."""
 
-    _open: dict[str, Bundle] = {}
+    _open: ClassVar[dict[str, Bundle]] = {}
 
     def __init__(self, path: str, folder: Path, *, need_source: bool = True) -> None:
         import_modules((), folder)  # the entries' `imports` are looked up beside the manifest first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from aotpack_runtime import errors
 from aotpack_runtime.errors import AotpackError, CompileError
@@ -34,7 +35,7 @@ class Workers:
         self._all: list[_Process] = []
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -48,9 +49,9 @@ class Workers:
 
     def submit(self, job: Mapping[str, Json], *, fresh: bool = False) -> Future[Json]:
         """Run `job`; `fresh` in a process that has run nothing else."""
-        return self._pool.submit(self._run, job, fresh)
+        return self._pool.submit(self._run, job, fresh=fresh)
 
-    def _run(self, job: Mapping[str, Json], fresh: bool) -> Json:
+    def _run(self, job: Mapping[str, Json], *, fresh: bool) -> Json:
         process = None if fresh else getattr(self._local, "process", None)
         if process is None or not process.alive:
             process = _Process(self._store)
@@ -77,7 +78,7 @@ class _Process:
     def __init__(self, store: Store) -> None:
         scratch = store.root / "build" / "tmp"  # one place for all jobs: torch keeps precompiled headers in TMPDIR
         scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._log = tempfile.TemporaryFile("w+")
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by stop()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "aotpack.worker", str(store.root)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
@@ -108,17 +109,13 @@ class _Process:
 
     def stop(self) -> None:
         if self.alive:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._log):
             if pipe is not None:
-                try:
+                with contextlib.suppress(OSError):
                     pipe.close()
-                except OSError:
-                    pass
 
     def _death(self) -> str:
         status = self._process.wait()

@@ -246,7 +246,7 @@ def _bind_zeros(runner: Any, names: Mapping[str, str], module: _Kept) -> None:
         runner.update_constant_buffer(bound, False, True, False)
 
 
-def _tried_out(
+def _tried_out(  # noqa: PLR0917 - each of them is another fact of the one job
     runner: Any,
     module: _Kept,
     guards: Guards,
@@ -382,7 +382,7 @@ def _cpu_patches(cpu: Mapping[str, Json], folder: Path) -> Iterator[Any]:
         # `__bool__` compiles and runs a probe on this machine; the target is another one.
         body = {"__bool__": lambda self: True, "__hash__": cpu_vec_isa.VecISA.__hash__}
         isas = [type(base.__name__, (base,), body)()]
-    yield mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", lambda: isas)
+    yield mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", return_value=isas)
     original = cpp_builder._get_optimization_cflags
 
     def flags(*args: Any, **kwargs: Any) -> Any:
@@ -436,9 +436,9 @@ def _sample_sizes(leaves: Sequence[LeafSpec], dims: Dims, guards: Guards) -> lis
     high = {name: max(2 * bounds[2], 64) if bounds[1] is None else bounds[1] for name, bounds in dims.items()}
     candidates = [opt, low, high]
     for name, (least, most, _) in dims.items():
-        for size in (0, 1, 2):
-            if least <= size and (most is None or size <= most) and least != most:
-                candidates.append({**opt, name: size})
+        if least != most:
+            small = [size for size in (0, 1, 2) if least <= size and (most is None or size <= most)]
+            candidates += [{**opt, name: size} for size in small]
     ints = [leaf for leaf in leaves if isinstance(leaf, IntLeaf)]
     examples: dict[Example, None] = {}
     for sizes in candidates:

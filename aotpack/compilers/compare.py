@@ -35,7 +35,7 @@ def difference(
     if structure:
         return structure
     for place, a, b in zip(paths(tree, "output"), left, right, strict=True):
-        found = _leaf_difference(a, b, rtol, atol, values)
+        found = _leaf_difference(a, b, rtol, atol, values=values)
         if found:
             return f"{place}: {found}"
     return None
@@ -55,7 +55,7 @@ def largest_error(expected: Any, actual: Any) -> float:
     return worst
 
 
-def _leaf_difference(a: Any, b: Any, rtol: float | None, atol: float | None, values: bool) -> str | None:
+def _leaf_difference(a: Any, b: Any, rtol: float | None, atol: float | None, *, values: bool) -> str | None:
     if not isinstance(a, torch.Tensor):
         if isinstance(b, torch.Tensor):
             return f"expected {a!r}, got a tensor"
@@ -76,4 +76,5 @@ def _leaf_difference(a: Any, b: Any, rtol: float | None, atol: float | None, val
     if torch.allclose(b, a, rtol=relative, atol=absolute, equal_nan=True):
         return None
     error = (a.to(torch.complex128) - b.to(torch.complex128)).abs()
-    return f"differs by up to {float(error.nan_to_num(float('inf')).max()):.3g}, allowed {absolute:g} + {relative:g} * |expected|"
+    worst = float(error.nan_to_num(float("inf")).max())
+    return f"differs by up to {worst:.3g}, allowed {absolute:g} + {relative:g} * |expected|"

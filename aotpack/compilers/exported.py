@@ -166,7 +166,7 @@ class _Session:
         if unknown:
             names = ", ".join(parameter.name for parameter in self.parameters)
             raise SourceError(
-                self.job["source"], f"forward() has no argument {sorted(unknown)[0]!r}; it has: {names}",
+                self.job["source"], f"forward() has no argument {min(unknown)!r}; it has: {names}",
                 hint="name the arguments of forward() under `inputs`",
             )  # fmt: skip
         trees: list[Tree] = []

@@ -48,8 +48,8 @@ def load_source(source: str, args: Mapping[str, Json], folder: Path) -> torch.nn
 
 
 def drop_detach(graph_module: torch.fx.GraphModule) -> None:
-    """Take out `detach_`, which a trace leaves behind every `torch.tensor([...])`: it does nothing without autograd, and
-    a program that holds it cannot be traced again ("can't detach views in-place", torch 2.13)."""
+    """Take out `detach_`, which a trace leaves behind every `torch.tensor([...])`: it does nothing without autograd,
+    and a program that holds it cannot be traced again ("can't detach views in-place", torch 2.13)."""
     for node in list(graph_module.graph.nodes):
         if node.target is torch.ops.aten.detach_.default:
             node.replace_all_uses_with(node.args[0])
@@ -202,7 +202,7 @@ def tied_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def user_place(error: BaseException, folder: Path) -> str:
-    """ " at model.py:12" for the last line of the user's files in the traceback, "" when there is none."""
+    """Such as " at model.py:12", for the last line of the user's files in the traceback, "" when there is none."""
     root = str(folder.resolve())
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename.startswith(root) and "site-packages" not in frame.filename:
@@ -216,7 +216,7 @@ def _line(error: BaseException) -> str:
 
 
 def is_training(module: torch.nn.Module) -> Sequence[str]:
-    """Names of submodules in train mode, "" for the module itself. None in a saved program, whose mode is in its graph."""
+    """Names of submodules in train mode, "" for the module itself; none for a saved program, whose mode is fixed."""
     if isinstance(module, torch.fx.GraphModule):
         return []
     return [name for name, part in module.named_modules() if part.training]

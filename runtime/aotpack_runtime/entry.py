@@ -37,7 +37,7 @@ class Entry:
 
     __call__: ClassVar[Callable[..., Any]]
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Entry:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Entry:  # noqa: PYI034 - of a class of its own
         # Calling looks `__call__` up on the class: each entry has a class of its own, whose `__call__` is the
         # function compiled for its signature. A dispatch in between would cost a tenth of a microsecond a call.
         return super().__new__(type("Entry", (cls,), {"__doc__": cls.__doc__}))

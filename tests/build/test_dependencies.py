@@ -37,10 +37,10 @@ def test_only_the_users_modules_beside_the_manifest_are_sources(
     """An environment in the project's folder holds thousands of modules that are not the project's."""
     packages = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"
     monkeypatch.setattr(dependencies, "_installed", lambda: [packages])
-    module("mine_a", written(tmp_path / "mine_a.py"))  # type: ignore[operator]
-    module("mine_b.deep", written(tmp_path / "mine_b" / "deep.py"))  # type: ignore[operator]
-    module("theirs", written(packages / "theirs.py"))  # type: ignore[operator]
-    module("elsewhere", written(tmp_path.parent / "elsewhere.py"))  # type: ignore[operator]
+    module("mine_a", written(tmp_path / "mine_a.py"))
+    module("mine_b.deep", written(tmp_path / "mine_b" / "deep.py"))
+    module("theirs", written(packages / "theirs.py"))
+    module("elsewhere", written(tmp_path.parent / "elsewhere.py"))
     assert {name for name in source_modules(tmp_path) if name in {"mine_a", "mine_b.deep", "theirs", "elsewhere"}} == {
         "mine_a",
         "mine_b.deep",
@@ -52,7 +52,7 @@ def test_a_module_whose_file_is_no_whole_path_is_none_of_the_users(
 ) -> None:
     """torch.ops has "_ops.py": looked up from the manifest's folder, it would be a file there that does not exist."""
     monkeypatch.chdir(tmp_path)
-    module("like_torch_ops", "_like_torch_ops.py")  # type: ignore[operator]
+    module("like_torch_ops", "_like_torch_ops.py")
     assert "like_torch_ops" not in source_modules(tmp_path)
 
 

@@ -49,7 +49,7 @@ def loaded(bundle: Path) -> Any:
 
 
 def test_the_c_interface_agrees_with_the_runner_bit_for_bit(bundle: Path) -> None:
-    session, executable = loaded(bundle)
+    _session, executable = loaded(bundle)
     executable._leave_gil()
     assert executable._container is not None
     for batch in (1, 2, 33, 64):
@@ -59,7 +59,7 @@ def test_the_c_interface_agrees_with_the_runner_bit_for_bit(bundle: Path) -> Non
 
 
 def test_the_public_loader_agrees_with_the_runner_bit_for_bit(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session, executable = loaded(bundle)
+    session, _executable = loaded(bundle)
     monkeypatch.setattr(aoti, "RUNNER_GATE", ((99, 0), (99, 1)))
     back_session, back = loaded(bundle)
     assert type(back._runner).__name__ == "PublicRunner"

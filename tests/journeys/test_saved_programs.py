@@ -14,7 +14,7 @@ from tests.support.building import ROOT, build_zoo, entry
 
 
 class Model(torch.nn.Module):
-    """Keyword argument, default, state, a buffer outside of the state dict, a literal tensor."""
+    """Keyword argument, state, a buffer outside of the state dict, a literal tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Model(torch.nn.Module):
     def forward(self, x: torch.Tensor, *, mask: torch.Tensor) -> dict[str, torch.Tensor]:
         self.calls.add_(1)
         y = self.inner(x) * self.gain + torch.tensor([1.0, 2.0, 3.0, 4.0])
-        return {"y": y * mask, "calls": self.calls + 0}
+        return {"y": y * mask, "calls": self.calls.clone()}
 
 
 @pytest.fixture(scope="module")

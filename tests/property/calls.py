@@ -420,6 +420,7 @@ def compare(eager: Seen, ours: Seen) -> str | None:
             return None
         if eager.error is not None:
             return f"eager raises {_words(eager.error)}, ours returns"
+        assert ours.error is not None
         return f"ours raises {_words(ours.error)}, eager returns"
     # Eager itself reads stray memory where a meta tensor meets a real one (`embedding`, torch 2.13).
     values = not any(tensor.is_meta for tensor in eager.tensors)

@@ -86,6 +86,8 @@ class Nested(nn.Module):
 
 
 class Running(nn.Module):
+    rows: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("total", torch.zeros(4))

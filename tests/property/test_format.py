@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -391,7 +391,7 @@ def some_outputs(draw: st.DrawFn, guards: Guards) -> Outputs:
     if guards.leaves:
         arguments = st.builds(Argument, st.integers(0, len(guards.leaves) - 1))
         known.append(arguments)
-        bases = results | arguments  # type: ignore[operator]
+        bases = results | arguments
     known.append(
         st.integers(0, 2).flatmap(
             lambda rank: st.builds(
@@ -557,7 +557,7 @@ def small_guard(draw: st.DrawFn, place: str) -> Any:
     if kind == "int":
         return IntGuard(path=place, dim=draw(st.sampled_from([Range(0, 1), Range(1, 2)])))
     return TensorGuard(
-        path=place, dtype=draw(st.sampled_from(["float32", "int64"])), dims=tuple(draw(st.lists(small_dims, max_size=2))),
+        path=place, dtype=draw(st.sampled_from(["float32", "int64"])), dims=tuple(cast("list[int | Range]", draw(st.lists(small_dims, max_size=2)))),
         device="cpu", aligned=draw(st.sampled_from([False, False, True])),
     )  # fmt: skip
 
@@ -609,7 +609,7 @@ def fitting(variant: Variant) -> st.SearchStrategy[Call]:
 
     @st.composite
     def near(draw: st.DrawFn) -> Call:
-        leaves = []
+        leaves: list[Any] = []
         for guard in variant.guards.leaves:
             match guard:
                 case TensorGuard():
@@ -650,7 +650,7 @@ def test_a_variant_is_hit_by_its_own_examples_at_the_latest(variants: list[Varia
     """With sizes alone to judge, a call at the lowest sizes of a variant hits it or one before it."""
     for variant in variants:
         plain = replace(variant, guards=replace(variant.guards, where=()))
-        leaves = []
+        leaves: list[Any] = []
         for guard in plain.guards.leaves:
             if isinstance(guard, TensorGuard):
                 shape = tuple(dim if isinstance(dim, int) else dim.low for dim in guard.dims)

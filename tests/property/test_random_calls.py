@@ -58,7 +58,7 @@ def test_many_random_calls_do_what_eager_does(bundle: Path, tmp_path: Path, entr
 
 def play(bundle: Path, folder: Path, entries: Sequence[str], *, seed: int, calls: int) -> Played:
     log = folder / "call"
-    options = ["--seed", str(seed), "--calls", str(calls), "--log", log]
+    options: list[str | Path] = ["--seed", str(seed), "--calls", str(calls), "--log", log]
     done = subprocess.run(
         [sys.executable, "-m", "tests.property.calls", bundle, *entries, *options],
         cwd=Path(__file__).parents[2],

@@ -65,7 +65,7 @@ def assert_same(wanted: Any, found: Any, place: str = "result") -> None:
     if isinstance(wanted, torch.Tensor):
         assert isinstance(found, torch.Tensor), f"{place}: expected a tensor, got {found!r}"
         assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape), place
-        tolerance = {"rtol": 2e-2, "atol": 1e-2} if wanted.dtype in (torch.bfloat16, torch.float16) else {}
+        tolerance: Any = {"rtol": 2e-2, "atol": 1e-2} if wanted.dtype in (torch.bfloat16, torch.float16) else {}
         torch.testing.assert_close(found, wanted.detach(), equal_nan=True, msg=lambda m: f"{place}: {m}", **tolerance)
         return
     assert type(found) is type(wanted), f"{place}: expected {type(wanted)}, got {type(found)}"

@@ -17,7 +17,7 @@ from aotpack_runtime.format.expression import variable
 from aotpack_runtime.format.guard import TensorGuard
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.output import Result
-from aotpack_runtime.format.tensor import Call, TensorMeta, contiguous_strides
+from aotpack_runtime.format.tensor import Call, Leaf, TensorMeta, contiguous_strides
 from aotpack_runtime.format.tree import LEAF, Tree, flatten
 
 Json = Any
@@ -46,15 +46,17 @@ class Fallback:
         return Prepared(self._serve(run, decision.variant, miss.call, padded))
 
     def _padded(self, call: Call) -> Call:
-        leaves = []
+        leaves: list[Leaf] = []
         for path, leaf in zip(self._paths, call.leaves, strict=True):
             if isinstance(leaf, TensorMeta) and path in self._axes and not leaf.odd:
                 shape = list(leaf.shape)
                 for axis, sizes in self._axes[path]:
                     if axis < len(shape):
                         shape[axis] = _padded_size(shape[axis], sizes)
-                leaf = replace(leaf, shape=tuple(shape), strides=contiguous_strides(tuple(shape)), offset=0)
-            leaves.append(leaf)
+                strides = contiguous_strides(tuple(shape))
+                leaves.append(replace(leaf, shape=tuple(shape), strides=strides, offset=0))
+            else:
+                leaves.append(leaf)
         return Call(call.trees, tuple(leaves), call.state)
 
     def _serve(self, run: Callable[..., object], variant: Variant, call: Call, padded: Call) -> Callable[..., object]:

@@ -92,7 +92,7 @@ def parse(value: object, depth: int = 0) -> Tree:
         raise ValueError(f"not a tree: {str(value)[:80]!r}")
     kind, *rest = value
     head: tuple[Any, ...] = (kind,)
-    if kind == "dict" or kind == "class":
+    if kind in ("dict", "class"):
         names = tuple(rest.pop(1 if kind == "class" else 0)) if len(rest) > (kind == "class") else None
         if names is None or len(rest) - (kind == "class") != len(names):
             raise ValueError(f"not a tree: {kind} whose names and children do not match")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from aotpack_runtime.format.guard import Guards, IntGuard, TensorGuard
+from aotpack_runtime.format.guard import Guards, TensorGuard, ValueGuard
 from aotpack_runtime.format.tensor import channels_last_strides
 
 Json = Any
@@ -17,13 +17,14 @@ Json = Any
 def make_leaves(
     guards: Guards, example: tuple[tuple[int, ...] | int | None, ...], fills: Mapping[str, Json], *, seed: int = 0
 ) -> list[Any]:
-    """Leaves of a call with the sizes of `example`, filled as the manifest says; the same seed gives the same values."""
-    return [
-        make_tensor(guard, size, fills.get(guard.path), seed=seed) if isinstance(guard, TensorGuard) and isinstance(size, tuple)
-        else size if isinstance(guard, IntGuard)
-        else guard.value  # type: ignore[union-attr]
-        for guard, size in zip(guards.leaves, example, strict=True)
-    ]  # fmt: skip
+    """Leaves of a call with the sizes of `example`, filled as the manifest says; one seed gives the same values."""
+    leaves: list[Any] = []
+    for guard, size in zip(guards.leaves, example, strict=True):
+        if isinstance(guard, TensorGuard) and isinstance(size, tuple):
+            leaves.append(make_tensor(guard, size, fills.get(guard.path), seed=seed))
+        else:
+            leaves.append(guard.value if isinstance(guard, ValueGuard) else size)
+    return leaves
 
 
 def make_tensor(guard: TensorGuard, shape: tuple[int, ...], fill: Json, *, seed: int) -> torch.Tensor:

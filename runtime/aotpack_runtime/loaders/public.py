@@ -41,7 +41,11 @@ class PublicRunner:
         return self._names
 
     def update_constant_buffer(
-        self, tensors: Mapping[str, torch.Tensor], use_inactive: bool, validate_full: bool, user_managed: bool
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        use_inactive: bool,  # noqa: FBT001 - the private runner's own signature, called by position
+        validate_full: bool,  # noqa: FBT001
+        user_managed: bool,  # noqa: FBT001
     ) -> None:
         """Bind constants; there is no second buffer here, so calls wait meanwhile."""
         with self._lock:
