@@ -27,6 +27,7 @@ from aotpack.plan import EntryPlan, Plan, VariantPlan, make_plan
 from aotpack.revisions import AOTI_REVISION, EXPORT_REVISION, VERIFY_REVISION
 from aotpack.workers import Workers
 from aotpack_runtime.errors import AotpackError, CompileError, MissingDependency, UsageError
+from aotpack_runtime.format.codec import dump_guards, dump_outputs
 from aotpack_runtime.format.fingerprint import changed, fingerprint
 from aotpack_runtime.format.index import Index
 from aotpack_runtime.format.target import Target
@@ -363,8 +364,8 @@ class _Builder:
                 "imports": list(record.imports),
                 "settings": dict(record.verify),
                 "fills": dict(record.fills),
-                "guards": repr(variant.guards),
-                "outputs": repr(variant.outputs),
+                "guards": dump_guards(variant.guards),
+                "outputs": dump_outputs(variant.outputs),
                 "aotpack": VERIFY_REVISION,
             }
         )
