@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +94,27 @@ def test_a_call_that_takes_long_is_made_without_the_gil(bundle: Path, monkeypatc
     assert executable.run == executable._container.run
     for mine, before in zip(session["mlp"](x), first, strict=True):
         assert torch.equal(mine, before)
+
+
+VERIFY_KEY = """
+import sys
+import os
+import subprocess
+import sys
+from pathlib import Path
+from aotpack.build import _Builder
+from aotpack_runtime.format.index import parse
+index = parse(Path(sys.argv[1], "index.json").read_bytes())
+print(_Builder.__new__(_Builder)._verify_key(index, "mlp", index.entries["mlp"].variants[0]))
+"""
+
+
+def test_what_was_verified_is_known_again_by_every_process(bundle: Path) -> None:
+    keys = {
+        subprocess.run(
+            [sys.executable, "-c", VERIFY_KEY, str(bundle)], env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2", "3", "4")
+    }  # fmt: skip
+    assert len(keys) == 1
