@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -93,22 +93,36 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     folder = Path(job["folder"])
     with recording() as recorder:
         import_modules(job["imports"], folder)
+        known = frozenset(torch._C._dispatch_get_all_op_names())
         module = load_source(job["source"], job["args"], folder)
         session = _Session(job, module, folder)
         programs, of_variant = session.run()
         depends = dependencies(recorder, folder)
+    operators = session.custom_operators(programs)
+    _require_imported(job, operators, known)
     weights = session.store_weights(store)
     return {
         "programs": [store_program(program, session.tied, store) for program in programs],
         "program_of_variant": of_variant,
         "parameters": [dump_parameter(parameter) for parameter in session.parameters],
         "weights": weights,
-        "operators": session.custom_operators(programs),
+        "operators": operators,
         "random": session.is_random(programs),
         "training": bool(session.training),
         "source_files": source_modules(folder),
         "depends": depends,
     }
+
+
+def _require_imported(job: Mapping[str, Json], operators: Iterable[str], known: Collection[str]) -> None:
+    """SourceError for an operator that only the source registers: whoever reads the program back does not import it."""
+    for name in operators:
+        if name not in known:
+            raise SourceError(
+                job["source"],
+                f"uses the operator {name}, which no module of `imports` registers",
+                hint=f"name the module that defines it under `entries.{job['entry']}.imports` in the manifest",
+            )
 
 
 class _Session:

@@ -440,7 +440,6 @@ def test_a29_a_server_without_the_module_is_told_the_operator_and_the_key(custom
         assert word in error
 
 
-@pytest.mark.xfail(strict=False, reason="a compile that is not cached fails in read_program, which does not name it")
 def test_a29_an_operator_that_no_import_defines_is_refused_at_build_or_load(custom: Path, tmp_path: Path) -> None:
     message = custom_operator_cases.without_imports(tmp_path)
     for word in ("apk::twice", "entries.twice.imports"):
