@@ -210,6 +210,7 @@ class _Builder:
             record, _ = self._find_export(key, parts, entry)
             if record is not None:
                 self.exports[number] = record
+                self._remember(_export_name(entry), parts)
                 continue
             job = {"kind": "export", **entry.export, "folder": str(self.folder)}
             running.append(
@@ -221,7 +222,7 @@ class _Builder:
             record = self._outcome(future, [variant.id for variant in entry.variants])
             if record is not None:
                 self.store.put_record("export", key, record)
-                self.store.put_record("last", _last_key(self.plan, _export_name(entry)), parts)
+                self._remember(_export_name(entry), parts)
                 self.exports[number] = record
 
     def _export_key(self, entry: EntryPlan) -> tuple[str, dict[str, Json]]:
@@ -253,6 +254,7 @@ class _Builder:
                 record = self.store.get_record("aoti", key)
                 if record is not None:
                     self.compiled[variant.id] = record
+                    self._remember(variant.id, parts)
                     continue
                 program = self.exports[number]["programs"][self.exports[number]["program_of_variant"][variant.id]]
                 job = {
@@ -268,7 +270,7 @@ class _Builder:
             record = self._outcome(future, [variant.id])
             if record is not None:
                 self.store.put_record("aoti", key, record)
-                self.store.put_record("last", _last_key(self.plan, variant.id), parts)
+                self._remember(variant.id, parts)
                 self.compiled[variant.id] = record
 
     def _compile_key(self, entry: EntryPlan, variant: VariantPlan, export: Json) -> tuple[str, dict[str, Json]]:
@@ -393,6 +395,12 @@ class _Builder:
 
         future.add_done_callback(ended)
         return future
+
+    def _remember(self, name: str, parts: Mapping[str, Json]) -> None:
+        """Keep the parts of a job of this manifest, whether it was run now or found, for the next plan to compare."""
+        key = _last_key(self.plan, name)
+        if self.store.get_record("last", key) != parts:
+            self.store.put_record("last", key, parts)
 
     def _outcome(self, future: Future[Json], variants: Sequence[str]) -> Json | None:
         """The job's result; None for one that failed and that `keep_going` leaves out."""
