@@ -132,7 +132,7 @@ def _locate(path: Path) -> Path:
         return path
     if not stat.S_ISREG(mode):
         raise BundleError(f"{path}: is not a file or folder, so not a bundle")
-    from aotpack_runtime.archive import unpack  # zipfile and its kind take 10 ms that a folder need not pay
+    from aotpack_runtime.archive import unpack  # a folder need not pay for importing zipfile
 
     return unpack(path)
 

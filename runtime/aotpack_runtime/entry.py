@@ -39,7 +39,7 @@ class Entry:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Entry:  # noqa: PYI034 - of a class of its own
         # Calling looks `__call__` up on the class: each entry has a class of its own, whose `__call__` is the
-        # function compiled for its signature. A dispatch in between would cost a tenth of a microsecond a call.
+        # function compiled for its signature. A dispatch in between would cost every call.
         return super().__new__(type("Entry", (cls,), {"__doc__": cls.__doc__}))
 
     def __init__(

@@ -109,7 +109,7 @@ def cache_dir() -> Path:
 
 def private_dir() -> Path:
     """A folder for this uid under the temp folder."""
-    import tempfile  # 10 ms, and only hosts without a home get here
+    import tempfile  # only hosts without a home get here
 
     return Path(tempfile.gettempdir(), f"aotpack-{os.getuid()}")
 

@@ -28,8 +28,7 @@ RUNNER_GATE = ((2, 11), (2, 15))
 LIBRARY = "model.so"
 
 GIL_LIMIT_NS = 200_000
-"""A call that takes longer than this is made without the GIL: ten times what leaving it costs, and less than a thread
-switch is noticed."""
+"""A call that takes longer than this is made without the GIL; a choice, not a measured optimum."""
 QUICK_CALLS = 8
 """Calls of a variant of fixed sizes that must all be quick before they are no longer timed."""
 

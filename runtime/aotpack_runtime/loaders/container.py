@@ -2,7 +2,7 @@
 
 torch's own runner (`torch._C._aoti`, torch 2.13) holds the GIL while a model runs: in a server, one call of 90 ms stops
 every other thread for 90 ms, health checks included. The library it calls exports a C interface; ctypes lets go of the
-GIL around it. It costs about 2 us more a call, so only calls that take long go this way.
+GIL around it. Handles go through Python here, so only calls that take long go this way.
 
 The names are those of torch/csrc/inductor/aoti_runtime/interface.h; `Container.open` returns None where a library does
 not export them.
