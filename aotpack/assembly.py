@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aotpack.manifest_model import Entry as ManifestEntry
-from aotpack.plan import EntryPlan, Plan, VariantPlan
-from aotpack_runtime.errors import CompileError
-from aotpack_runtime.format.codec import parse_guards, parse_outputs
-from aotpack_runtime.format.fingerprint import fingerprint
-from aotpack_runtime.format.index import (
-    ArtifactRef,
-    Entry,
-    File,
-    Index,
-    Source,
-    Variant,
-    WeightRef,
-    WeightSet,
-    parse_parameter,
-)
-from aotpack_runtime.format.output import Result
-from aotpack_runtime.format.target import Target, version
+from aotpack.kernel_assembly import in_order, kernel_entry
+from aotpack.manifest_model import TorchExportEntry
+from aotpack.plan import EntryPlan, Plan
+from aotpack.torch_assembly import torch_entry, weight_set
+from aotpack_runtime.format.index import Entry, File, Index, WeightSet
 
 Json = Any
 
@@ -47,30 +34,38 @@ class Draft:
                 )
                 for name, item in sets.items()
             }
-        return replace(self.index, weights_file=None if file is None else _file(file), weight_sets=sets)
+        weights = None if file is None else File(file["sha256"], file["bytes"])
+        return replace(self.index, weights_file=weights, weight_sets=sets)
 
 
 def make_index(
-    plan: Plan, exports: Mapping[int, Json], compiled: Mapping[str, Json], tools: Mapping[str, str]
+    plan: Plan,
+    sources: Mapping[int, Json],
+    compiled: Mapping[str, Json],
+    tools: Mapping[str, str],
+    *,
+    tables: bool = True,
 ) -> Draft:
-    """The index of everything that was exported and compiled; entries of which nothing was are left out."""
+    """The index of everything that was exported and compiled; entries of which nothing was are left out.
+
+    `sources` holds, by place in the plan, what each entry's export (or the look at a kernel's source) gave.
+    """
     manifest = plan.manifest
     entries: dict[str, Entry] = {}
     sets: dict[str, WeightSet] = {}
     parts: dict[str, Mapping[str, Json]] = {}
     for number, entry_plan in enumerate(plan.entries):
-        export = exports.get(number)
-        if export is None:
+        source = sources.get(number)
+        if source is None:
             continue
-        weights = export["weights"]
-        sets[entry_plan.weights] = WeightSet(
-            {name: WeightRef(ref["tensor"], tuple(ref["order"]) if "order" in ref else None)
-             for name, ref in weights["weights"].items()},
-            tuple(weights["state"]),
-            weights["dtype"],
-        )  # fmt: skip
-        parts[entry_plan.weights] = weights["file"]
-        made = _entry(entry_plan, manifest.entries[entry_plan.entry], export, compiled)
+        if isinstance(entry_plan, EntryPlan):
+            record = manifest.entries[entry_plan.entry]
+            assert isinstance(record, TorchExportEntry)
+            sets[entry_plan.weights] = weight_set(source)
+            parts[entry_plan.weights] = source["weights"]["file"]
+            made = torch_entry(entry_plan, record, source, compiled)
+        else:
+            made = kernel_entry(entry_plan, source, compiled, manifest.path.absolute().parent if tables else None)
         known = entries.get(entry_plan.entry)
         entries[entry_plan.entry] = made if known is None else _joined(known, made)
     index = Index(
@@ -91,104 +86,11 @@ def make_index(
     return Draft(index, parts)
 
 
-def _entry(plan: EntryPlan, manifest: ManifestEntry, export: Json, compiled: Mapping[str, Json]) -> Entry:
-    programs = [_program(plan, number, record) for number, record in enumerate(export["programs"])]
-    variants = [
-        _variant(plan, variant, export, compiled[variant.id]) for variant in plan.variants if variant.id in compiled
-    ]
-    return Entry(
-        name=plan.entry,
-        parameters=tuple(parse_parameter(record) for record in export["parameters"]),
-        variants=tuple(variants),
-        programs=tuple(programs),
-        source=Source(manifest.source, dict(manifest.args), export["source_files"]),
-        fills=plan.export["fills"],
-        on_miss=_on_miss(plan, manifest, variants, export),
-        verify={**manifest.verify.model_dump(mode="json"), "random": export["random"]},
-        imports=tuple(manifest.imports),
-        operators=export["operators"],
-        output_names=manifest.outputs,
-        training=export["training"],
-    )
-
-
-def _on_miss(plan: EntryPlan, manifest: ManifestEntry, variants: Sequence[Variant], export: Json) -> dict[str, Json]:
-    """The manifest's policy, its padded dims written as (axis, sizes) of each argument.
-
-    CompileError for an entry whose padded results could not be cut back.
-    """
-    record: dict[str, Json] = manifest.on_miss.model_dump(mode="json")
-    dims = record["pad"] or {}
-    axes: dict[str, list[Json]] = {}
-    for path, item in plan.export["inputs"].items():
-        for axis, size in enumerate(item.get("tensor", {}).get("shape", ())):
-            if size in dims:
-                axes.setdefault(path, []).append([axis, dims[size]])
-    record["pad"] = axes
-    if manifest.on_miss.policy != "pad":
-        return record
-    results = [leaf for variant in variants for leaf in variant.outputs.leaves]
-    own = all(isinstance(leaf, Result) and leaf.shape is not None for leaf in results)
-    if not axes or not own or export["weights"]["state"]:
-        raise CompileError(
-            plan.entry,
-            "on_miss: pad needs `pad` dims, results that are tensors of their own in shapes that follow from the call, "
-            "and a model that writes no state",
-            hint="use policy jit or eager",
-        )
-    return record
-
-
 def _joined(known: Entry, more: Entry) -> Entry:
     """One entry built for another target or precision as well; programs that are the same are kept once."""
     seen = {(program.artifact.digest, program.weights) for program in known.programs}
     programs = [program for program in more.programs if (program.artifact.digest, program.weights) not in seen]
-    return replace(known, variants=(*known.variants, *more.variants), programs=(*known.programs, *programs))
-
-
-def _variant(plan: EntryPlan, variant: VariantPlan, export: Json, record: Json) -> Variant:
-    program = export["programs"][export["program_of_variant"][variant.id]]
-    return Variant(
-        id=variant.id,
-        point=variant.point,
-        tier=variant.tier,  # type: ignore[arg-type]
-        target=Target(plan.device, record["needs"]),
-        artifact=_artifact("aoti", record["files"]),
-        guards=parse_guards(record["guards"]),
-        outputs=parse_outputs(program["compiled_outputs"]),
-        weights=plan.weights,
-        constants=tuple((name, weight) for name, weight in record["constants"]),
-        examples=tuple(_example(item) for item in record["examples"]),
-    )
-
-
-def _program(plan: EntryPlan, number: int, record: Json) -> Variant:
-    name = "/".join(part for part in (plan.entry, f"program{number}", plan.precision) if part)
-    return Variant(
-        id=name if plan.target == "cpu" else f"{name}/{plan.target}",
-        point="",
-        tier="rare",
-        target=Target(plan.device, {"torch_min": ".".join(map(str, version(record["torch"])[:2]))}),
-        artifact=_artifact("exported", {"program.pt2": record["file"]}),
-        guards=parse_guards(record["guards"]),
-        outputs=parse_outputs(record["outputs"]),
-        weights=plan.weights,
-        constants=tuple((name, weight) for name, weight in record["constants"]),
-        examples=tuple(_example(item) for item in record["examples"]),
-    )
-
-
-def _artifact(kind: str, files: Mapping[str, Mapping[str, Json]]) -> ArtifactRef:
-    found = {name: _file(record) for name, record in files.items()}
-    if kind == "exported":
-        (file,) = found.values()
-        return ArtifactRef(kind, file.digest, found)
-    return ArtifactRef(kind, fingerprint({name: file.digest for name, file in found.items()}), found)
-
-
-def _file(record: Mapping[str, Json]) -> File:
-    return File(record["sha256"], record["bytes"])
-
-
-def _example(record: Json) -> tuple[tuple[int, ...] | int | None, ...]:
-    return tuple(tuple(item) if isinstance(item, list) else item for item in record)
+    variants = (*known.variants, *more.variants)
+    if known.kernel is not None:
+        variants = in_order(variants)
+    return replace(known, variants=variants, programs=(*known.programs, *programs))

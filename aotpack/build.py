@@ -9,27 +9,27 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from aotpack import kernel_jobs, torch_jobs
 from aotpack.assembly import make_index
-from aotpack.compilers.dependencies import changed_dependency
 from aotpack.compilers.toolchain import cpu_level, toolchain
+from aotpack.jobs import Reporter, Result, Runner
+from aotpack.kernel_plan import KernelPlan
 from aotpack.manifest_model import Manifest
 from aotpack.pack import check_replaceable, index_digest, is_current, merge_weights, publish, stage, staging
-from aotpack.plan import EntryPlan, Plan, VariantPlan, make_plan
-from aotpack.revisions import AOTI_REVISION, EXPORT_REVISION, VERIFY_REVISION
+from aotpack.plan import EntryPlan, Plan, make_plan
+from aotpack.revisions import VERIFY_REVISION
 from aotpack.workers import Workers
-from aotpack_runtime.errors import AotpackError, CompileError, MissingDependency, UsageError
+from aotpack_runtime.errors import CompileError, MissingDependency, UsageError
 from aotpack_runtime.format.codec import dump_guards, dump_outputs
-from aotpack_runtime.format.fingerprint import changed, fingerprint
-from aotpack_runtime.format.index import Index
+from aotpack_runtime.format.fingerprint import fingerprint
+from aotpack_runtime.format.index import Entry, Index, Variant
+from aotpack_runtime.format.launch import dump_launch
 from aotpack_runtime.format.target import Target
 from aotpack_runtime.machine import cache_dir, this_machine
 from aotpack_runtime.store import Store
@@ -52,28 +52,6 @@ class Step:
         return self.status == "cached"
 
 
-@dataclass(slots=True)
-class Result:
-    """What a build did. `failures` maps a variant to the reason why it was left out."""
-
-    path: Path
-    digest: str
-    steps: list[tuple[str, str, float]] = field(default_factory=list)
-    failures: dict[str, str] = field(default_factory=dict)
-    verified: dict[str, Mapping[str, Json]] = field(default_factory=dict)
-
-    def count(self, kind: str) -> int:
-        """How many jobs of a kind were run rather than found."""
-        return sum(1 for step, _, _ in self.steps if step == kind)
-
-
-class Reporter:
-    """Told of every job that begins and ends; the command line shows it, others may ignore it."""
-
-    def begin(self, kind: str, total: int) -> None: ...
-    def done(self, kind: str, name: str, seconds: float, problem: str | None) -> None: ...
-
-
 def build(
     manifest: Manifest,
     out: Path | None = None,
@@ -84,17 +62,20 @@ def build(
     keep_going: bool = False,
     store: Store | None = None,
     reporter: Reporter | None = None,
+    tables: bool = True,
 ) -> Result:
     """Build what `manifest` asks for and publish it at `out` (default `dist/NAME-VERSION`).
 
     Nothing at `out` changes unless the whole bundle is built and verified. With `keep_going` variants that fail are
-    left out and named in the result; without it the first failure raises CompileError or SourceError.
+    left out and named in the result; without it the first failure raises CompileError or SourceError. Without `tables`
+    tuned kernels are built as if they had no table: to be tuned.
     """
     builder = _Builder(
         make_plan(manifest, only=only, target=target),
         store or Store(cache_dir() / "build"),
         reporter or Reporter(),
         keep_going=keep_going,
+        tables=tables,
     )
     place = out or Path("dist", f"{manifest.bundle.name}-{manifest.bundle.version}")
     check_replaceable(Path(os.path.realpath(place)))
@@ -125,7 +106,7 @@ def check_requires(requires: Mapping[str, str]) -> None:
 
     for name, wanted in requires.items():
         try:
-            found = importlib.metadata.version(name)
+            found = _nvrtc_version() if name == "nvrtc" else importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             raise MissingDependency(name, needed_for="this manifest (requires)", install=f"'{name}{wanted}'") from None
         if not SpecifierSet(wanted).contains(found, prereleases=True):
@@ -136,24 +117,36 @@ def check_requires(requires: Mapping[str, str]) -> None:
             )
 
 
+def _nvrtc_version() -> str:
+    """What the library says of itself: its package's metadata may be another's."""
+    from aotpack.compilers.nvrtc import load_nvrtc
+
+    return load_nvrtc().name
+
+
 class _Builder:
     """One build: the plan, the store, and what was found or made so far."""
 
-    def __init__(self, plan: Plan, store: Store, reporter: Reporter, *, keep_going: bool) -> None:
-        self.plan, self.store, self.reporter, self.keep_going = plan, store, reporter, keep_going
+    def __init__(self, plan: Plan, store: Store, reporter: Reporter, *, keep_going: bool, tables: bool = True) -> None:
+        self.plan, self.store, self.reporter = plan, store, reporter
+        self.keep_going, self.tables = keep_going, tables
         self.folder = plan.manifest.path.absolute().parent
         self.result = Result(Path(), "")
-        self.exports: dict[int, Json] = {}
-        self.compiled: dict[str, Json] = {}
+        self.runner = Runner(plan.manifest.path, store, reporter, self.result, keep_going=keep_going)
 
     # -------------------------------------------------------------------------------------------------- the line
 
     def run(self, out: Path, workers: Workers) -> Result:
         self._turn_down_cuda()
         self._require_cpu()
-        self._export(workers)
-        self._compile(workers)
-        index = self._index()
+        sources = self._sources(workers)
+        jobs = [
+            job
+            for number, source in sources.items()
+            for job in _jobs_of(self.plan.entries[number]).compile_jobs(self.plan.entries[number], source, self.folder)
+        ]
+        compiled = self.runner.run(jobs, workers, "compile")
+        index = self._index(sources, compiled)
         self._require_some(index)
         index = self._verified(index, Path(os.path.realpath(out)), workers)
         self.result.path, self.result.digest = out, index_digest(index)
@@ -162,21 +155,38 @@ class _Builder:
     def preview(self) -> list[Step]:
         found: list[Step] = []
         for entry in self.plan.entries:
-            if entry.device != "cpu":
+            if _needs_gpu(entry):
                 found += [
                     Step("aoti", variant.id, entry.target, "needs a GPU", needs_gpu=True) for variant in entry.variants
                 ]
                 continue
-            key, parts = self._export_key(entry)
-            record, why = self._find_export(key, parts, entry)
-            found.append(Step("export", _export_name(entry), entry.target, why))
-            for variant in entry.variants:
-                status = "after its export" if record is None else self._compile_status(entry, variant, record)
-                found.append(Step("aoti", variant.id, entry.target, status))
+            jobs = _jobs_of(entry)
+            job = jobs.source_job(entry, self.folder)
+            record, why = self.runner.find(job)
+            step = Step(job.kind, job.name, entry.target, why)
+            found += [step] if step not in found else []
+            if record is None:
+                kind = "aoti" if isinstance(entry, EntryPlan) else entry.kind
+                found += [Step(kind, variant.id, entry.target, f"after {job.name}") for variant in entry.variants]
+                continue
+            for compile_job in jobs.compile_jobs(entry, record, self.folder):
+                found.append(Step(compile_job.kind, compile_job.name, entry.target, self.runner.find(compile_job)[1]))
         return found
 
+    def _sources(self, workers: Workers) -> dict[int, Json]:
+        """What the first job of each entry gave, by its place in the plan."""
+        jobs = {
+            number: _jobs_of(entry).source_job(entry, self.folder) for number, entry in enumerate(self.plan.entries)
+        }
+        records = self.runner.run(list({job.name: job for job in jobs.values()}.values()), workers, "source")
+        return {number: self._with_text(records[job.name]) for number, job in jobs.items() if job.name in records}
+
+    def _with_text(self, record: Json) -> Json:
+        """A record of a kernel's source with its text as a file of the store."""
+        return {**record, "file": self.store.put_bytes(record["text"].encode())} if "text" in record else record
+
     def _turn_down_cuda(self) -> None:
-        others = [entry for entry in self.plan.entries if entry.device != "cpu"]
+        others = [entry for entry in self.plan.entries if _needs_gpu(entry)]
         if not others:
             return
         reason = "torch entries for CUDA need a GPU to be built, and are not in this version"
@@ -188,11 +198,13 @@ class _Builder:
             )
         for entry in others:
             self.result.failures.update({variant.id: reason for variant in entry.variants})
-        self.plan = replace(self.plan, entries=tuple(entry for entry in self.plan.entries if entry.device == "cpu"))
+        self.plan = replace(self.plan, entries=tuple(entry for entry in self.plan.entries if not _needs_gpu(entry)))
 
     def _require_cpu(self) -> None:
         """Nothing is packed unverified, and a variant for a CPU that this host is not cannot be run here."""
         for entry in self.plan.entries:
+            if not isinstance(entry, EntryPlan):
+                continue
             level = cpu_level(entry.compile["cpu"]["march"], entry.compile["cpu"]["simd"])
             reason = Target("cpu", {"cpu": level.needs}).reject(this_machine())
             if reason:
@@ -201,102 +213,11 @@ class _Builder:
                     install="(none): build on a host that has it, or name a lower level",
                 )  # fmt: skip
 
-    # --------------------------------------------------------------------------------------------------- exports
-
-    def _export(self, workers: Workers) -> None:
-        running: list[tuple[int, EntryPlan, str, dict[str, Json], Future[Json]]] = []
-        for number, entry in enumerate(self.plan.entries):
-            key, parts = self._export_key(entry)
-            record, _ = self._find_export(key, parts, entry)
-            if record is not None:
-                self.exports[number] = record
-                self._remember(_export_name(entry), parts)
-                continue
-            job = {"kind": "export", **entry.export, "folder": str(self.folder)}
-            running.append(
-                (number, entry, key, parts, self._submit(workers, "export", job, _export_name(entry), fresh=True))
-            )
-        if running:
-            self.reporter.begin("export", len(running))
-        for number, entry, key, parts, future in running:
-            record = self._outcome(future, [variant.id for variant in entry.variants])
-            if record is not None:
-                self.store.put_record("export", key, record)
-                self._remember(_export_name(entry), parts)
-                self.exports[number] = record
-
-    def _export_key(self, entry: EntryPlan) -> tuple[str, dict[str, Json]]:
-        parts: dict[str, Json] = {
-            **{name: value for name, value in entry.export.items() if name != "entry"},
-            "folder": str(self.folder),
-            "toolchain": {"torch": toolchain()["torch"], "python": sys.version.split()[0], "aotpack": EXPORT_REVISION},
-        }
-        return fingerprint(parts), parts
-
-    def _find_export(self, key: str, parts: Mapping[str, Json], entry: EntryPlan) -> tuple[Json | None, str]:
-        """(record, "cached"), or (None, why it is to be exported)."""
-        record = self.store.get_record("export", key)
-        if record is None:
-            last = self.store.get_record("last", _last_key(self.plan, _export_name(entry)))
-            return None, "new" if last is None else "changed: " + ", ".join(changed(last, parts))
-        moved = changed_dependency(record["depends"], self.folder)
-        return (None, f"changed: {moved}") if moved else (record, "cached")
-
-    # -------------------------------------------------------------------------------------------------- variants
-
-    def _compile(self, workers: Workers) -> None:
-        running: list[tuple[VariantPlan, str, dict[str, Json], Future[Json]]] = []
-        for number, entry in enumerate(self.plan.entries):
-            if number not in self.exports:
-                continue
-            for variant in entry.variants:
-                key, parts = self._compile_key(entry, variant, self.exports[number])
-                record = self.store.get_record("aoti", key)
-                if record is not None:
-                    self.compiled[variant.id] = record
-                    self._remember(variant.id, parts)
-                    continue
-                program = self.exports[number]["programs"][self.exports[number]["program_of_variant"][variant.id]]
-                job = {
-                    "kind": "aoti", "variant": variant.id, "key": key, "program": program,
-                    "dims": variant.record()["dims"], "fills": entry.export["fills"],
-                    "inductor": entry.compile["inductor"], "cpu": parts["target"],
-                    "folder": str(self.folder), "imports": entry.export["imports"],
-                }  # fmt: skip
-                running.append((variant, key, parts, self._submit(workers, "aoti", job, variant.id)))
-        if running:
-            self.reporter.begin("compile", len(running))
-        for variant, key, parts, future in running:
-            record = self._outcome(future, [variant.id])
-            if record is not None:
-                self.store.put_record("aoti", key, record)
-                self._remember(variant.id, parts)
-                self.compiled[variant.id] = record
-
-    def _compile_key(self, entry: EntryPlan, variant: VariantPlan, export: Json) -> tuple[str, dict[str, Json]]:
-        program = export["programs"][export["program_of_variant"][variant.id]]
-        level = cpu_level(entry.compile["cpu"]["march"], entry.compile["cpu"]["simd"])
-        own = {"example", "examples", "file"} if "content" in program else {"example", "examples"}
-        parts = {
-            "program": fingerprint({name: program[name] for name in sorted(program) if name not in own}),
-            "sizes": variant.record()["dims"],
-            "options": entry.compile["inductor"],
-            "target": {"march": level.march, "simd_bits": level.simd_bits, "needs": level.needs},
-            "toolchain": {**toolchain(), "aotpack": AOTI_REVISION},
-        }
-        return fingerprint(parts), parts
-
-    def _compile_status(self, entry: EntryPlan, variant: VariantPlan, export: Json) -> str:
-        key, parts = self._compile_key(entry, variant, export)
-        if self.store.get_record("aoti", key) is not None:
-            return "cached"
-        last = self.store.get_record("last", _last_key(self.plan, variant.id))
-        return "new" if last is None else "changed: " + ", ".join(changed(last, parts))
-
     # ---------------------------------------------------------------------------------------- index, verification
 
-    def _index(self) -> Index:
-        index = make_index(self.plan, self.exports, self.compiled, toolchain())
+    def _index(self, sources: Mapping[int, Json], compiled: Mapping[str, Json]) -> Index:
+        index = make_index(self.plan, sources, compiled, self._tools(), tables=self.tables)
+        self.result.notes += self._untuned(index.index) if self.tables else []
         files = {name: Path(self.store.object(record["sha256"])) for name, record in index.parts.items()}
         if len(set(files.values())) <= 1:
             return index.finish(next(iter(index.parts.values()), None), merged=False)
@@ -316,7 +237,9 @@ class _Builder:
             (name, variant.id): key
             for name, entry in index.entries.items()
             for variant in (*entry.variants, *entry.programs)
-            if (key := self._verify_key(index, name, variant)) and not self._known_good(variant.id, key)
+            if self._verifiable(entry, variant)
+            and (key := self._verify_key(index, name, variant))
+            and not self._known_good(variant.id, key)
         }
         if not pending and is_current(index, out):
             return index
@@ -340,16 +263,45 @@ class _Builder:
                 "entry": entry,
                 "variant": variant,
             }
-            running.append((variant, key, self._submit(workers, "verify", job, variant)))
+            running.append((variant, key, self.runner.submit(workers, "verify", job, variant)))
         bad = set()
         for variant, key, future in running:
-            seen = self._outcome(future, [variant])
+            seen = self.runner.outcome(future, [variant])
             if seen is None:
                 bad.add(variant)
             else:
                 self.store.put_record("verified", key, seen)
                 self.result.verified[variant] = seen
         return bad
+
+    def _tools(self) -> dict[str, str]:
+        """Versions of what this plan is built with."""
+        kinds = {entry.kind for entry in self.plan.entries if isinstance(entry, KernelPlan)}
+        tools = dict(toolchain()) if any(isinstance(entry, EntryPlan) for entry in self.plan.entries) else {}
+        for kind in sorted(kinds):
+            tools |= kernel_jobs.kernel_tools(kind)
+        return tools
+
+    def _untuned(self, index: Index) -> list[str]:
+        """What to say of kernels that were to be tuned and have no table."""
+        records = {entry.entry: entry.record for entry in self.plan.entries if isinstance(entry, KernelPlan)}
+        return [
+            f"{name}: there is no {records[name].tuning} yet, so rules decide, and where none holds the first variant "
+            "that fits; run `aotpack tune` on a GPU"
+            for name, entry in index.entries.items()
+            if entry.kernel and records[name].choose == "tuned" and not entry.kernel.choice.tables
+        ]
+
+    def _verifiable(self, entry: Entry, variant: Variant) -> bool:
+        """Can it be run here? A kernel that cannot is packed unverified, and said to be."""
+        if entry.kernel is None:
+            return True
+        reason = variant.target.reject(this_machine())
+        if reason is None and not entry.verify.get("against"):
+            reason = "the manifest gives no `verify`"
+        if reason:
+            self.result.unverified[variant.id] = reason
+        return reason is None
 
     def _verify_key(self, index: Index, entry: str, variant: Any) -> str:
         record = index.entries[entry]
@@ -369,6 +321,7 @@ class _Builder:
                 "guards": dump_guards(variant.guards),
                 "outputs": dump_outputs(variant.outputs),
                 "aotpack": VERIFY_REVISION,
+                **({} if variant.launch is None else {"launch": dump_launch(variant.launch)}),
             }
         )
 
@@ -378,53 +331,20 @@ class _Builder:
             self.result.verified[variant] = seen
         return seen is not None
 
-    # ------------------------------------------------------------------------------------------------------ jobs
-
-    def _submit(
-        self, workers: Workers, kind: str, job: Mapping[str, Json], name: str, *, fresh: bool = False
-    ) -> Future[Json]:
-        future = workers.submit(job, fresh=fresh)
-        start = time.perf_counter()
-
-        def ended(done: Future[Json]) -> None:
-            if not done.cancelled():
-                seconds = time.perf_counter() - start
-                problem = done.exception()
-                self.result.steps.append((kind, name, seconds))
-                self.reporter.done(kind, name, seconds, str(problem) if problem else None)
-
-        future.add_done_callback(ended)
-        return future
-
-    def _remember(self, name: str, parts: Mapping[str, Json]) -> None:
-        """Keep the parts of a job of this manifest, whether it was run now or found, for the next plan to compare."""
-        key = _last_key(self.plan, name)
-        if self.store.get_record("last", key) != parts:
-            self.store.put_record("last", key, parts)
-
-    def _outcome(self, future: Future[Json], variants: Sequence[str]) -> Json | None:
-        """The job's result; None for one that failed and that `keep_going` leaves out."""
-        try:
-            return future.result()
-        except AotpackError as error:
-            if not self.keep_going:
-                raise
-            self.result.failures.update({variant: str(error) for variant in variants})
-            return None
-
     def _require_some(self, index: Index) -> None:
         if not any(entry.variants for entry in index.entries.values()):
             why = next(iter(self.result.failures.values()), "the manifest has none")
             raise CompileError(self.plan.manifest.bundle.name, f"no variant could be built: {why}")
 
 
-def _export_name(entry: EntryPlan) -> str:
-    return "/".join(part for part in (entry.entry, "export", entry.precision, entry.target) if part)
+def _jobs_of(entry: EntryPlan | KernelPlan) -> Any:
+    """The module that makes the jobs of this kind of entry."""
+    return torch_jobs if isinstance(entry, EntryPlan) else kernel_jobs
 
 
-def _last_key(plan: Plan, name: str) -> str:
-    """Where the parts of a job's last run are kept, so that a plan can say what changed since."""
-    return fingerprint({"manifest": str(plan.manifest.path.absolute()), "job": name})
+def _needs_gpu(entry: EntryPlan | KernelPlan) -> bool:
+    """Kernels compile anywhere; AOTInductor wants the device."""
+    return isinstance(entry, EntryPlan) and entry.device != "cpu"
 
 
 def _without(index: Index, bad: set[str]) -> Index:

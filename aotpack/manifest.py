@@ -22,6 +22,8 @@ from aotpack.suggest import did_you_mean, nearest
 from aotpack.yaml12 import Node, Steps, dotted, plain, read_document
 from aotpack_runtime.errors import ManifestError, Problem
 
+KERNEL_KINDS = ("triton", "nvrtc")
+
 __all__ = ["Manifest", "manifest_schema", "read_manifest"]
 
 
@@ -92,6 +94,9 @@ def _unmatched(root: Node, mistaken: Collection[str]) -> Iterator[Problem]:
         listed = _items(entry, "targets")
         for index, target in enumerate(listed):
             yield from _unknown("target", target, (*steps, "targets", index), targets)
+        if _kind(entry) in KERNEL_KINDS:
+            yield from _no_gpu(entry, listed, targets, steps)
+            continue
         built = {str(target.value) for target in listed} or set(targets)
         for index, precision in enumerate(_items(entry, "precisions")):
             if "target" in (members := _mapping(precision)):
@@ -100,6 +105,21 @@ def _unmatched(root: Node, mistaken: Collection[str]) -> Iterator[Problem]:
         inputs = dotted((*steps, "inputs"))
         if not any(path == inputs or path.startswith((f"{inputs}.", f"{inputs}[")) for path in mistaken):
             yield from _unmatched_dims(entry, steps)
+
+
+def _no_gpu(entry: Node, listed: Sequence[Node], targets: dict[str, Node], steps: Steps) -> Iterator[Problem]:
+    """Kernels are built for CUDA targets; there must be one."""
+    kinds = {name: _kind(target) for name, target in targets.items()}
+    for index, target in enumerate(listed):
+        if kinds.get(str(target.value)) == "cpu":
+            yield problem_at(target.mark, (*steps, "targets", index), "a kernel needs a target of kind cuda")
+    if not listed and targets and "cuda" not in kinds.values():
+        yield problem_at(entry.mark, steps, "a kernel needs a target of kind cuda; the manifest has none")
+
+
+def _kind(node: Node) -> object:
+    kind = _mapping(node).get("kind")
+    return kind.value if kind is not None else None
 
 
 def _unknown(noun: str, node: Node, steps: Steps, known: Collection[str]) -> Iterator[Problem]:

@@ -24,6 +24,7 @@ from aotpack.manifest_inputs import (
     TupleInput,
     ValueInput,
 )
+from aotpack.manifest_kernels import KernelEntry, NvrtcEntry, TritonEntry
 from aotpack.manifest_values import (
     Bytes,
     Dim,
@@ -56,9 +57,11 @@ __all__ = [
     "Entry",
     "Input",
     "IntInput",
+    "KernelEntry",
     "Linear",
     "ListInput",
     "Manifest",
+    "NvrtcEntry",
     "OnMiss",
     "Point",
     "Precision",
@@ -68,6 +71,7 @@ __all__ = [
     "Target",
     "TensorInput",
     "TorchExportEntry",
+    "TritonEntry",
     "TupleInput",
     "ValueInput",
     "Verify",
@@ -210,8 +214,19 @@ class TorchExportEntry(Strict):
     training: bool = Field(default=False, description="allow a module that is in train mode")
 
 
-Entry = TorchExportEntry
-EntryForm = Annotated[TorchExportEntry, BeforeValidator(_known_kind("torch_export"))]
+def _entry_tag(data: object) -> str:
+    kind = data.get("kind") if isinstance(data, dict) else getattr(data, "kind", None)
+    return f"<{kind}>" if kind in ("triton", "nvrtc") else "<torch>"
+
+
+Entry = TorchExportEntry | TritonEntry | NvrtcEntry
+EntryForm = Annotated[
+    Annotated[TorchExportEntry, Tag("<torch>")]
+    | Annotated[TritonEntry, Tag("<triton>")]
+    | Annotated[NvrtcEntry, Tag("<nvrtc>")],
+    Discriminator(_entry_tag),
+    BeforeValidator(_known_kind("torch_export", "triton", "nvrtc")),
+]
 
 
 class Bundle(Strict):

@@ -10,9 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from aotpack.kernel_plan import KernelPlan, plan_kernel
 from aotpack.manifest_inputs import (
     ClassInput,
     DictInput,
@@ -24,7 +25,7 @@ from aotpack.manifest_inputs import (
     TupleInput,
     ValueInput,
 )
-from aotpack.manifest_model import CpuTarget, Entry, Manifest
+from aotpack.manifest_model import CpuTarget, Manifest, TorchExportEntry
 from aotpack.manifest_values import Range
 from aotpack_runtime.errors import ManifestError, Problem
 
@@ -78,7 +79,7 @@ class Plan:
     """Everything a manifest asks for."""
 
     manifest: Manifest
-    entries: tuple[EntryPlan, ...]
+    entries: tuple[EntryPlan | KernelPlan, ...]
 
 
 def make_plan(manifest: Manifest, *, only: str = "*", target: str | None = None) -> Plan:
@@ -91,14 +92,21 @@ def make_plan(manifest: Manifest, *, only: str = "*", target: str | None = None)
     if target is not None and target not in manifest.targets:
         names = ", ".join(manifest.targets)
         raise ManifestError([Problem("--target", 1, 1, "", f"no target {target!r}; the manifest has: {names}")])
-    plans = [plan for name, entry in manifest.entries.items() for plan in _entry_plans(manifest, name, entry)]
-    chosen = []
+    plans: list[EntryPlan | KernelPlan] = []
+    for name, entry in manifest.entries.items():
+        if isinstance(entry, TorchExportEntry):
+            plans += _entry_plans(manifest, name, entry)
+        else:
+            plans += plan_kernel(manifest, name, entry)
+    chosen: list[EntryPlan | KernelPlan] = []
     for plan in plans:
         if target is not None and plan.target != target:
             continue
-        variants = tuple(v for v in plan.variants if fnmatch(v.id, only) or fnmatch(plan.entry, only))
-        if variants:
-            chosen.append(_replace_variants(plan, variants))
+        kept = [fnmatch(variant.id, only) or fnmatch(plan.entry, only) for variant in plan.variants]
+        if isinstance(plan, KernelPlan):
+            chosen += [replace(plan, variants=tuple(itertools.compress(plan.variants, kept)))] if any(kept) else []
+        elif any(kept):
+            chosen.append(_replace_variants(plan, tuple(itertools.compress(plan.variants, kept))))
     if not chosen:
         raise ManifestError([Problem("--only", 1, 1, "", f"{only!r} matches no variant; `aotpack plan` lists them")])
     return Plan(manifest, tuple(chosen))
@@ -111,7 +119,7 @@ def _replace_variants(plan: EntryPlan, variants: tuple[VariantPlan, ...]) -> Ent
     )  # fmt: skip
 
 
-def _entry_plans(manifest: Manifest, name: str, entry: Entry) -> Iterator[EntryPlan]:
+def _entry_plans(manifest: Manifest, name: str, entry: TorchExportEntry) -> Iterator[EntryPlan]:
     targets = entry.targets or tuple(manifest.targets)
     precisions: list[tuple[str, str]] = [(p.params, p.target) for p in entry.precisions or ()]
     precisions = precisions or [("", target) for target in targets]
@@ -151,7 +159,7 @@ def _entry_plans(manifest: Manifest, name: str, entry: Entry) -> Iterator[EntryP
         )
 
 
-def _variants(manifest: Manifest, name: str, entry: Entry, suffix: str) -> list[VariantPlan]:
+def _variants(manifest: Manifest, name: str, entry: TorchExportEntry, suffix: str) -> list[VariantPlan]:
     """All variants of an entry, in the order in which calls try them."""
     optional = [argument for argument, item in entry.inputs.items() if isinstance(item, TensorInput) and item.optional]
     found: list[VariantPlan] = []

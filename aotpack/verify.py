@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -16,17 +17,20 @@ import torch
 
 from aotpack.compilers.compare import difference, largest_error
 from aotpack.compilers.modules import import_modules, load_source, named_tensors, own_dense_weights
-from aotpack_runtime import Entry as LoadedEntry
+from aotpack.kernel_verify import verify_kernel
 from aotpack_runtime import Session, load
 from aotpack_runtime.arguments import describe
+from aotpack_runtime.bundle import open_bundle
 from aotpack_runtime.dispatch import Dispatcher, Miss
-from aotpack_runtime.errors import AotpackError, CompileError, SourceError
+from aotpack_runtime.errors import AotpackError, CompileError, SourceError, TargetMismatch
 from aotpack_runtime.fallbacks.pad import Fallback as PadFallback
 from aotpack_runtime.fallbacks.source import split_arguments
 from aotpack_runtime.format.index import Entry, Example, Variant
+from aotpack_runtime.kernel_entry import KernelEntry
 from aotpack_runtime.loaders.inputs import make_leaves, unflatten
 from aotpack_runtime.loaders.source import select_outputs
 from aotpack_runtime.store import Store
+from aotpack_runtime.torch_entry import TorchEntry
 
 Json = Any
 State = Mapping[str, torch.Tensor]
@@ -54,9 +58,15 @@ class Bundle:
 
     def __init__(self, path: str, folder: Path, *, need_source: bool = True) -> None:
         import_modules((), folder)  # the entries' `imports` are looked up beside the manifest first
-        self.session: Session = load(path, mode="eager", source="never")
-        self._folder, self._need_source = folder, need_source
+        with_models = any(entry.kernel is None for entry in open_bundle(path).index.entries.values())
+        self.session: Session = load(path, device="cpu" if with_models else "cuda", mode="eager", source="never")
+        self._path, self._folder, self._need_source = path, folder, need_source
         self._references: dict[str, Reference] = {}
+
+    @cached_property
+    def kernels(self) -> Session:
+        """The bundle open for the GPU that kernels are run on; TargetMismatch where there is none."""
+        return load(self._path, device="cuda", mode="strict")
 
     @classmethod
     def opened(cls, path: str, folder: Path) -> Bundle:
@@ -67,7 +77,12 @@ class Bundle:
 
     def verify(self, entry_name: str, variant_id: str) -> Verified:
         """Compare one variant or program at all its examples; CompileError with the first difference."""
+        if self.session.bundle.index.entries[entry_name].kernel is not None:
+            entry = self.kernels[entry_name]
+            assert isinstance(entry, KernelEntry)
+            return Verified(*verify_kernel(entry, variant_id, self._folder))
         entry = self.session[entry_name]
+        assert isinstance(entry, TorchEntry)
         variant = next(v for v in (*entry.variants, *entry.programs) if v.id == variant_id)
         reference = self.reference(entry.record, variant.weights)
         settings = entry.record.verify
@@ -103,7 +118,7 @@ class Bundle:
             cases += self._verify_padded(entry, variant, reference)
         return Verified(cases, worst, not random, reference.name)
 
-    def _verify_padded(self, entry: LoadedEntry, variant: Variant, reference: Reference) -> int:
+    def _verify_padded(self, entry: TorchEntry, variant: Variant, reference: Reference) -> int:
         """Calls a little smaller than the variant takes, padded up and cut back: they must be what eager gives too."""
         settings, way, cases = entry.record.verify, PadFallback(entry), 0
         for seed, less in enumerate((1, 2, 3)):
@@ -137,7 +152,9 @@ class Bundle:
             except SourceError:
                 if self._need_source:
                     raise
-                made = _Program(self.session[entry.name])
+                loaded = self.session[entry.name]
+                assert isinstance(loaded, TorchEntry)
+                made = _Program(loaded)
             self._references[entry.name] = made
         return self._references[entry.name]
 
@@ -159,7 +176,7 @@ class _Program:
     name = "the bundle's exported program"
     hint = ""
 
-    def __init__(self, entry: LoadedEntry) -> None:
+    def __init__(self, entry: TorchEntry) -> None:
         self._entry = entry
 
     def run(self, variant: Variant, leaves: list[Any], state: State) -> tuple[Any, tuple[list[Any], State]]:
@@ -244,15 +261,26 @@ def verify_bundle(
     bundle = Bundle(path, folder.absolute(), need_source=False)
     bundle.session.bundle.verify()
     seen: dict[str, Verified | str] = {}
-    for name in bundle.session:
-        entry = bundle.session[name]
-        for variant in (*entry.variants, *entry.programs):
+    index = bundle.session.bundle.index
+    skipped = dict(bundle.session.skipped)
+    if any(entry.kernel for entry in index.entries.values()):
+        try:
+            ours = {variant.id for entry in index.entries.values() if entry.kernel for variant in entry.variants}
+            skipped = {name: reason for name, reason in skipped.items() if name not in ours} | {
+                name: reason for name, reason in bundle.kernels.skipped.items() if name in ours
+            }
+        except TargetMismatch as error:
+            skipped |= error.reasons
+    for name, record in index.entries.items():
+        for variant in (*record.variants, *record.programs):
+            if variant.id in skipped:
+                continue
             report(variant.id)
             try:
                 seen[variant.id] = bundle.verify(name, variant.id)
             except AotpackError as error:
                 seen[variant.id] = str(error)
-    return seen, dict(bundle.session.skipped)
+    return seen, skipped
 
 
 def _attributes(module: torch.nn.Module) -> dict[str, Any]:

@@ -23,11 +23,15 @@ from aotpack_runtime.errors import AotpackError
 from aotpack_runtime.store import Store
 
 JOBS = {
-    "export": "aotpack.compilers.exported",
-    "aoti": "aotpack.compilers.aoti",
-    "verify": "aotpack.verify",
+    "export": "aotpack.compilers.exported:compile",
+    "aoti": "aotpack.compilers.aoti:compile",
+    "triton_source": "aotpack.compilers.triton:describe",
+    "triton": "aotpack.compilers.triton:compile",
+    "nvrtc_source": "aotpack.compilers.nvrtc:describe",
+    "nvrtc": "aotpack.compilers.nvrtc:compile",
+    "verify": "aotpack.verify:compile",
 }
-"""Kind of job -> the module whose `compile(job, store)` does it."""
+"""Kind of job -> `module:function`; it is called with the job and the store, and returns the job's record."""
 
 
 def main(root: str) -> NoReturn:
@@ -53,7 +57,8 @@ def _read(jobs: SimpleQueue[str]) -> None:
 def _run(job: dict[str, Any], store: Store) -> dict[str, Any]:
     try:
         sys.path[:] = [path for path in sys.path if path != job.get("folder")]
-        return {"result": importlib.import_module(JOBS[job["kind"]]).compile(job, store)}
+        module, _, function = JOBS[job["kind"]].partition(":")
+        return {"result": getattr(importlib.import_module(module), function)(job, store)}
     except AotpackError as error:
         return {"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}}
     except Exception as error:

@@ -13,7 +13,7 @@ import typer
 from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, note, result
 
 if TYPE_CHECKING:
-    from aotpack.build import Reporter
+    from aotpack.jobs import Reporter, Result
 
 SOME_FAILED = 5
 
@@ -38,6 +38,7 @@ def command(
 ) -> int:
     """Build a bundle: export, compile, verify against eager, pack. Example: aotpack build manifests/quickstart.yaml"""
     from aotpack.build import build
+    from aotpack.jobs import COMPILES
     from aotpack.manifest import read_manifest
 
     start = time.perf_counter()
@@ -48,18 +49,20 @@ def command(
     for name, reason in built.failures.items():
         note(f"left out: {name}: {reason}")
     if not quiet:
-        counts = ", ".join(
-            f"{built.count(kind)} {word}"
-            for kind, word in (("export", "exported"), ("aoti", "compiled"), ("verify", "verified"))
-        )
+        for line in _unverified(built):
+            note(line)
+        exported, compiled = built.count("export"), built.count(*COMPILES)
+        counts = f"{exported} exported, {compiled} compiled, {built.count('verify')} verified"
         note(f"{counts} in {time.perf_counter() - start:.1f} s; sha256 {built.digest}")
     value = {
         "ok": not built.failures,
         "path": str(built.path),
         "digest": built.digest,
         "exported": built.count("export"),
-        "compiled": built.count("aoti"),
+        "compiled": built.count(*COMPILES),
         "verified": dict(built.verified),
+        "unverified": built.unverified,
+        "notes": built.notes,
         "failures": built.failures,
         "seconds": round(time.perf_counter() - start, 3),
     }
@@ -67,8 +70,17 @@ def command(
     return SOME_FAILED if built.failures else 0
 
 
+def _unverified(built: Result) -> list[str]:
+    """Notes, and what is packed without having been run, by the reason."""
+    reasons: dict[str, int] = {}
+    for reason in built.unverified.values():
+        reasons[reason] = reasons.get(reason, 0) + 1
+    lines = [f"{count} kernel variants were compiled and not run here: {reason}" for reason, count in reasons.items()]
+    return [*built.notes, *lines, *(["run `aotpack verify` on a GPU of their kind"] if lines else [])]
+
+
 def _reporter() -> Reporter:
-    from aotpack.build import Reporter
+    from aotpack.jobs import DONE, Reporter
 
     class Lines(Reporter):
         """One line a job on stderr, and on a terminal a line that says how many are left."""
@@ -84,7 +96,7 @@ def _reporter() -> Reporter:
         def done(self, kind: str, name: str, seconds: float, problem: str | None) -> None:
             self.count += 1
             clear = "\r\x1b[K" if self.live else ""
-            word = "failed" if problem else {"export": "exported", "aoti": "compiled", "verify": "verified"}[kind]
+            word = "failed" if problem else DONE[kind]
             note(f"{clear}[{self.count}/{max(self.total, self.count)}] {word} {name} ({seconds:.1f} s)")
             if self.count < self.total:
                 self._status(kind)

@@ -10,26 +10,41 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, result
+from aotpack.cli.output import (
+    DEBUG_OPTION,
+    DEVICE_OPTION,
+    JSON_OPTION,
+    MACHINE_OPTION,
+    device_of,
+    machine_of,
+    result,
+)
 
 if TYPE_CHECKING:
+    from aotpack_runtime.dispatch import Dispatcher
     from aotpack_runtime.format.index import Entry
     from aotpack_runtime.format.tensor import Call, Leaf
     from aotpack_runtime.format.tree import Tree
 
-_SHAPE = re.compile(r"(?P<path>[^=]+)=(?P<shape>scalar|\d+(x\d+)*):(?P<dtype>\w+)(:(?P<layout>channels_last))?")
+_SHAPE = re.compile(
+    r"(?P<path>[^=]+)=(?P<shape>scalar|\d+(x\d+)*):(?P<dtype>\w+)(:(?P<layout>channels_last))?(:offset=(?P<offset>\d+))?"
+)
 
 
 def command(
     bundle: Path = typer.Argument(help="A bundle folder or archive."),
     entry: str = typer.Argument(help="The entry that is called."),
     shape: list[str] = typer.Option(
-        [], "--shape", metavar="ARG=8x128:float32", help="A tensor argument; `scalar` for no dims."
+        [],
+        "--shape",
+        metavar="ARG=8x128:float32",
+        help="A tensor argument; `scalar` for no dims; `:offset=4` for an address 4 bytes past a multiple of 16.",
     ),
     value: list[str] = typer.Option(
         [], "--value", metavar="ARG=JSON", help="Another argument, such as k=3 or flag=true."
     ),
-    device: str = typer.Option("cpu", "--device", help="cpu or cuda."),
+    device: str | None = DEVICE_OPTION,
+    machine: str | None = MACHINE_OPTION,
     as_json: bool = JSON_OPTION,
     debug: bool = DEBUG_OPTION,
 ) -> None:
@@ -43,17 +58,37 @@ def command(
     record = opened.index.entries.get(entry)
     if record is None:
         raise UnknownEntry(entry, list(opened.index.entries))
-    variants = [variant for variant in record.variants if variant.target.device == device.partition(":")[0]]
-    call = _call(record, shape, value, device)
-    decision = Dispatcher(record.parameter_names, variants).choose(call)
+    on = device_of(device, machine) if record.kernel is None else "cuda"
+    call = _call(record, shape, value, on)
+    decision = _dispatcher(record, on, machine).choose(call)
     if isinstance(decision, Hit):
         result({"ok": True, "hit": decision.variant.id}, as_json=as_json, text=f"hit: {decision.variant.id}")
         return
     served = Dispatcher(record.parameter_names, record.programs).choose(call)
     fallback = served.variant.id if isinstance(served, Hit) else None
     lines = ["miss", *[f"  {name}: {reason}" for name, reason in decision.reasons.items()]]
-    lines.append(f"served by: {fallback or 'the source, where it can be imported'}")
+    if record.kernel is None:
+        lines.append(f"served by: {fallback or 'the source, where it can be imported'}")
     result({"ok": True, "miss": decision.reasons, "fallback": fallback}, as_json=as_json, text="\n".join(lines))
+
+
+def _dispatcher(record: Entry, device: str, machine: str | None) -> Dispatcher:
+    """Over the variants of a model for a kind of device; over those of a kernel that fit the GPU."""
+    from aotpack_runtime.dispatch import Dispatcher, KernelDispatcher
+    from aotpack_runtime.session import reject_variant
+
+    if record.kernel is None:
+        variants = [variant for variant in record.variants if variant.target.device == device.partition(":")[0]]
+        return Dispatcher(record.parameter_names, variants)
+    host = machine_of(machine)
+    reasons = {variant.id: reject_variant(variant, device, host) for variant in record.variants}
+    return KernelDispatcher(
+        record.parameter_names,
+        [variant for variant in record.variants if not reasons[variant.id]],
+        [(name, reason) for name, reason in reasons.items() if reason],
+        choice=record.kernel.choice,
+        capability=host.gpu.capability if host.gpu else None,
+    )
 
 
 def _call(record: Entry, shapes: list[str], values: list[str], device: str) -> Call:
@@ -118,7 +153,7 @@ def _tensor(text: str, device: str) -> tuple[str, Leaf]:
         raise typer.BadParameter(f"{text!r}: unknown dtype {match['dtype']!r}; one of {', '.join(ITEMSIZE_BYTES)}")
     shape = () if match["shape"] == "scalar" else tuple(int(size) for size in match["shape"].split("x"))
     strides = channels_last_strides(shape) if match["layout"] else contiguous_strides(shape)
-    return match["path"], TensorMeta(match["dtype"], device, shape, strides)
+    return match["path"], TensorMeta(match["dtype"], device, shape, strides, int(match["offset"] or 0) % 16)
 
 
 def _scalar(text: str) -> tuple[str, Any]:

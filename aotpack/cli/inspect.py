@@ -33,6 +33,7 @@ def _value(bundle: Any) -> dict[str, Any]:
             "source": entry.source.text,
             "on_miss": dict(entry.on_miss),
             "training": entry.training,
+            **({} if entry.kernel is None else {"kernel": _kernel(entry.kernel)}),
             "variants": [_variant(variant) for variant in entry.variants],
             "programs": [_variant(program) for program in entry.programs],
         }
@@ -51,6 +52,15 @@ def _value(bundle: Any) -> dict[str, Any]:
     }
 
 
+def _kernel(kernel: Any) -> dict[str, Any]:
+    rows = {arch: len(rows) for arch, rows in (kernel.choice.tables or {}).items()}
+    return {
+        "operator": kernel.operator or None,
+        "writes": list(kernel.writes),
+        "choice": {"rules": len(kernel.choice.rules), "tuned": rows},
+    }
+
+
 def _variant(variant: Any) -> dict[str, Any]:
     return {
         "id": variant.id,
@@ -60,6 +70,18 @@ def _variant(variant: Any) -> dict[str, Any]:
         "bytes": variant.artifact.size_bytes,
         "needs": {"device": variant.target.device, **variant.target.needs},
         "guards": variant.guards.words(),
+        **({} if variant.launch is None else {"axes": dict(variant.axes), "launch": _launch(variant.launch)}),
+    }
+
+
+def _launch(launch: Any) -> dict[str, Any]:
+    return {
+        "symbol": launch.symbol,
+        "grid": [extent.text for extent in launch.grid],
+        "block": [extent.text for extent in launch.block],
+        "shared_bytes": launch.shared.text,
+        "parameter_bytes": launch.bytes,
+        "cluster": list(launch.cluster),
     }
 
 
@@ -80,4 +102,8 @@ def _text(value: dict[str, Any]) -> str:
                 f"  {variant['id']}  {variant['kind']}, {variant['tier']}, {size_text(variant['bytes'])}, needs {needs}"
             )
             lines += [f"      {words}" for words in variant["guards"]]
+            if "launch" in variant:
+                launch = variant["launch"]
+                grid, block = ", ".join(launch["grid"]), ", ".join(launch["block"])
+                lines.append(f"      {launch['symbol']}: grid {grid}; block {block}; shared {launch['shared_bytes']} B")
     return "\n".join(lines)

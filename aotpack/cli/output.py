@@ -9,11 +9,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
 
 from aotpack_runtime.errors import AotpackError, CompileError, ManifestError, TargetMismatch
+
+if TYPE_CHECKING:
+    from aotpack_runtime.machine import Machine
 
 Json = Any
 INTERRUPTED = 130
@@ -21,6 +24,10 @@ TERMINATED = 143
 """128 and the number of the signal, as shells have it."""
 
 JSON_OPTION = typer.Option(False, "--json", help="One JSON document on stdout, also on failure.")
+DEVICE_OPTION = typer.Option(None, "--device", help="cpu, cuda or cuda:1. Default: cpu, with --machine cuda.")
+MACHINE_OPTION = typer.Option(
+    None, "--machine", metavar="sm_86[,driver=12.4]", help="Judge for a host with this GPU instead of this host."
+)
 DEBUG_OPTION = typer.Option(False, "--debug", help="Show tracebacks and the logs of failed jobs.")
 
 
@@ -119,6 +126,23 @@ def _record(error: Exception) -> Mapping[str, Json]:
     if isinstance(error, TargetMismatch):
         record["reasons"] = error.reasons
     return record
+
+
+def machine_of(text: str | None) -> Machine:
+    """The host that `--machine` makes up, else this one."""
+    from aotpack_runtime.machine import made_up, this_machine
+
+    if text is None:
+        return this_machine()
+    try:
+        return made_up(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--machine") from None
+
+
+def device_of(text: str | None, machine: str | None) -> str:
+    """`--device`, else what a made-up machine is asked about."""
+    return text or ("cuda" if machine else "cpu")
 
 
 def table(rows: Sequence[tuple[str, ...]], heads: tuple[str, ...]) -> str:

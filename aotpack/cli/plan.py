@@ -9,10 +9,13 @@ import typer
 
 from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, note, result, table
 
-SECONDS_A_JOB = {"export": 4.0, "aoti": 10.0}
-"""Seen for MiniLM and quickstart with torch 2.13 on two 2.x GHz cores; an estimate for people, not a promise."""
-BYTES_A_VARIANT = 500_000
-"""Seen for the same models: 0.4 to 0.6 MB a library with weights outside."""
+SECONDS_A_JOB = {
+    "export": 4.0, "aoti": 10.0, "triton": 0.15, "nvrtc": 1.0, "triton_source": 1.0, "nvrtc_source": 0.1,
+}  # fmt: skip
+"""Seen for MiniLM and quickstart with torch 2.13, and for the kernels of manifests/ with triton 3.9 and NVRTC 12.9, on
+two 2.x GHz cores; an estimate for people, not a promise."""
+BYTES_A_JOB = {"aoti": 500_000, "triton": 12_000, "nvrtc": 110_000}
+"""Seen for the same: 0.4 to 0.6 MB a library with weights outside, 5 to 40 kB a Triton kernel, a file of C++ ones."""
 
 
 def command(
@@ -34,17 +37,16 @@ def command(
     todo = [step for step in found if not step.cached and not step.needs_gpu]
     seconds = sum(SECONDS_A_JOB[step.kind] for step in todo) / default_jobs(read)
     rows = [(step.kind, step.name, step.target, step.status) for step in found]
-    variants = sum(step.kind == "aoti" for step in todo)
+    size_bytes = sum(BYTES_A_JOB.get(step.kind, 0) for step in todo)
     result(
         {
             "ok": True,
             "jobs": [{**asdict(step), "cached": step.cached} for step in found],
             "to_run": len(todo),
             "estimated_seconds": round(seconds),
-            "estimated_bytes": variants * BYTES_A_VARIANT,
+            "estimated_bytes": size_bytes,
         },
         as_json=as_json,
         text=table(rows, ("job", "name", "target", "status")),
     )
-    megabytes = variants * BYTES_A_VARIANT / 1e6
-    note(f"{len(todo)} of {len(found)} jobs to run, about {seconds:.0f} s and {megabytes:.1f} MB")
+    note(f"{len(todo)} of {len(found)} jobs to run, about {seconds:.0f} s and {size_bytes / 1e6:.1f} MB")

@@ -40,8 +40,8 @@ class Recorder:
 
 
 @contextmanager
-def recording() -> Iterator[Recorder]:
-    """Note every file that is opened for reading inside."""
+def recording(*, native: bool = True) -> Iterator[Recorder]:
+    """Note every file that is opened for reading inside; by native code too, which takes importing torch, or not."""
     recorder = Recorder()
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
@@ -51,7 +51,7 @@ def recording() -> Iterator[Recorder]:
                 recorder.opened.add(path)
 
     sys.addaudithook(audit)  # a hook cannot be taken off again; `active` ends it
-    undo = list(_wrap_native_readers(recorder))
+    undo = list(_wrap_native_readers(recorder)) if native else []
     try:
         yield recorder
     finally:

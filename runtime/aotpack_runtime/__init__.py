@@ -33,10 +33,12 @@ if TYPE_CHECKING:
     from aotpack_runtime.errors import WeightsError as WeightsError
     from aotpack_runtime.session import Session as Session
     from aotpack_runtime.session import load as load
+    from aotpack_runtime.streams import use_stream as use_stream
 
 __version__ = "0.1.0"
 
-_ELSEWHERE = {"Entry": "entry", "Hit": "dispatch", "Miss": "dispatch", "Session": "session", "load": "session"}
+_ELSEWHERE = {"Entry": "entry", "Hit": "dispatch", "Miss": "dispatch", "Session": "session", "load": "session",
+              "use_stream": "streams"}  # fmt: skip
 """Public name -> its module; the names that are not here are exceptions."""
 
 __all__ = [
@@ -58,6 +60,7 @@ __all__ = [
     "UnsupportedFormat",
     "WeightsError",
     "load",
+    "use_stream",
 ]
 
 

@@ -11,7 +11,16 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from aotpack_runtime.format.guard import IntGuard, LeafGuard, TensorGuard, identity
+from aotpack_runtime.format.choice import Choice
+from aotpack_runtime.format.guard import (
+    DescriptorGuard,
+    IntGuard,
+    LeafGuard,
+    PointerGuard,
+    TensorGuard,
+    ValueGuard,
+    identity,
+)
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.tensor import Call, Leaf, Other, TensorMeta
 
@@ -38,10 +47,8 @@ class Miss:
     @cached_property
     def reasons(self) -> dict[str, str]:
         """Variant id -> the first thing that turned it down; variants that do not fit the host included."""
-        reasons = dict(self.skipped)
-        for variant in self.variants:
-            reasons[variant.id] = variant.guards.reject(self.call, self.parameters) or "fits"
-        return reasons
+        judged = {variant.id: variant.guards.reject(self.call, self.parameters) or "fits" for variant in self.variants}
+        return judged | dict(self.skipped)
 
     def __str__(self) -> str:
         return "miss: " + ("; ".join(f"{name}: {reason}" for name, reason in self.reasons.items()) or "no variants")
@@ -75,14 +82,59 @@ class Dispatcher:
         return Miss(call, self.parameters, self.variants, self.skipped)
 
 
+class KernelDispatcher(Dispatcher):
+    """Chooses among kernels: of all that fit a call, the entry's `choice` takes one for a GPU of `capability`."""
+
+    def __init__(
+        self,
+        parameters: tuple[str, ...],
+        variants: Sequence[Variant],
+        skipped: Sequence[tuple[str, str]] = (),
+        *,
+        choice: Choice,
+        capability: tuple[int, int] | None,
+    ) -> None:
+        super().__init__(parameters, (), skipped)
+        self.variants, self._choice, self._capability = tuple(variants), choice, capability
+        self._groups: dict[Hashable, list[Variant]] = {}
+        for variant in self.variants:
+            self._groups.setdefault(tuple(map(_guard_dtype, variant.guards.leaves)), []).append(variant)
+
+    def choose(self, call: Call) -> Hit | Miss:
+        """The best variant of those whose guards all hold."""
+        seen = tuple(leaf.dtype if isinstance(leaf, TensorMeta) else None for leaf in call.leaves)
+        group = self._groups.get(seen)
+        if group is None:  # another dtype, a pointer to anything, or a call that nothing fits
+            group = [variant for key, variants in self._groups.items() if _covers(key, seen) for variant in variants]
+            self._groups[seen] = group
+        fits = [variant for variant in group if variant.guards.reject(call, self.parameters) is None]
+        if not fits:
+            return Miss(call, self.parameters, self.variants, self.skipped)
+        return Hit(self._choice.pick(fits, self._numbers(call), self._capability))
+
+    def _numbers(self, call: Call) -> dict[str, int]:
+        pairs = zip(self.parameters, call.leaves, strict=True)
+        return {name: leaf for name, leaf in pairs if isinstance(leaf, int)}
+
+
+def _guard_dtype(guard: LeafGuard) -> str | None:
+    return guard.dtype if isinstance(guard, PointerGuard | DescriptorGuard) else None
+
+
+def _covers(key: Hashable, seen: Sequence[str | None]) -> bool:
+    """Do guards of these dtypes take a call of those? "any" takes all; what is no tensor is for the guards to judge."""
+    assert isinstance(key, tuple)
+    return all(wanted in (None, "any", dtype) for wanted, dtype in zip(key, seen, strict=True))
+
+
 def _guard_sizes(guard: LeafGuard) -> Hashable:
     match guard:
         case TensorGuard():
             return guard.dtype, guard.dims
-        case IntGuard():
-            return None
-        case _:
+        case ValueGuard():
             return identity(guard.value)
+        case _:
+            return None
 
 
 def _call_sizes(leaf: Leaf) -> Hashable:
@@ -95,10 +147,12 @@ def _guard_kind(guard: LeafGuard) -> Hashable:
     match guard:
         case TensorGuard():
             return guard.dtype, len(guard.dims)
+        case ValueGuard():
+            return type(guard.value).__name__
         case IntGuard():
             return int.__name__
         case _:
-            return type(guard.value).__name__
+            return None
 
 
 def _call_kind(leaf: Leaf) -> Hashable:

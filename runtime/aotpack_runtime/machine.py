@@ -19,13 +19,40 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from aotpack_runtime.drivers.probe import find_gpus
+from aotpack_runtime.format.gpu import NEWEST_CUDA, Gpu
+
 
 @dataclass(frozen=True)
 class Machine:
     """A host as targets see it; the cached properties look when they are first asked."""
 
     arch: str
-    devices: tuple[str, ...] = ("cpu",)
+    index: int = 0
+    """The GPU that is meant, of those the driver shows."""
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """Kinds of device, seen in the file system: neither the driver nor torch is asked."""
+        there = any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu"))
+        return ("cpu", "cuda") if there else ("cpu",)
+
+    @cached_property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """What the driver shows (CUDA_VISIBLE_DEVICES respected), asked at the first look; none without a driver."""
+        return find_gpus() if "cuda" in self.devices else ()
+
+    @property
+    def gpu(self) -> Gpu | None:
+        return self.gpus[self.index] if self.index < len(self.gpus) else None
+
+    def on(self, index: int) -> Machine:
+        """The same host with its GPU number `index` meant."""
+        if index == self.index:
+            return self
+        other = Machine(arch=self.arch, index=index)
+        other.__dict__.update({name: value for name, value in self.__dict__.items() if name != "index"})
+        return other
 
     @cached_property
     def cpu_flags(self) -> frozenset[str]:
@@ -83,6 +110,21 @@ class Machine:
 def this_machine() -> Machine:
     """This host. The file system is asked when a fact is first needed."""
     return Machine(arch=platform.machine())
+
+
+def made_up(text: str) -> Machine:
+    """This host with one GPU as `text` says: `sm_86`, or `sm_90,driver=12.4`; ValueError for anything else.
+
+    Without a driver's version it is of the newest CUDA that is known.
+    """
+    match = re.fullmatch(r"sm_(\d+)(\d)(?:,driver=(\d+)\.(\d+))?", text)
+    if match is None:
+        raise ValueError(f"{text[:40]!r} is not a machine such as sm_86 or sm_90,driver=12.4")
+    capability = (int(match[1]), int(match[2]))
+    driver = (int(match[3]), int(match[4])) if match[3] else NEWEST_CUDA
+    machine = this_machine()
+    machine.__dict__.update(devices=("cpu", "cuda"), gpus=(Gpu(capability, driver, f"a made-up {text}"),))
+    return machine
 
 
 def _library_folders() -> list[str]:

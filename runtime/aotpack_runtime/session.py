@@ -17,8 +17,10 @@ from aotpack_runtime.fallbacks import POLICIES
 from aotpack_runtime.format import index
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.target import Machine
-from aotpack_runtime.loaders import INPUTS, LOADERS, OPERATORS, WEIGHTS, loader
+from aotpack_runtime.kernel_entry import KernelEntry
+from aotpack_runtime.loaders import INPUTS, KERNEL_OPERATORS, LOADERS, OPERATORS, WEIGHTS, loader
 from aotpack_runtime.machine import allowed_mismatches, this_machine
+from aotpack_runtime.torch_entry import TorchEntry
 
 Mode = Literal["strict", "eager", "jit"]
 _POLICY_OF_MODE = {"strict": "error", "eager": "eager", "jit": "jit"}
@@ -82,16 +84,23 @@ class Session:
         self._lock = threading.RLock()
         self._closed = False
         self._warm: set[str] = set()
-        self.verdict, self.skipped = judge(bundle.index, device, machine, allow, strict=policy == "error")
+        self._machine, self._allow = machine.on(int(device.partition(":")[2] or 0)), allow
+        judged = judge(bundle.index, device, self._machine, allow, strict=policy == "error")
+        self.verdict, self.skipped, self._elsewhere = judged
         self._entries = {
             name: self._open(record, policy or record.on_miss.get("policy", "eager"), source)
             for name, record in bundle.index.entries.items()
+            if name not in self._elsewhere
         }
+        if sys.modules.get("torch") is not None:
+            self.register_operators()
 
     def __getitem__(self, name: str) -> Entry:
         try:
             return self._entries[name]
         except KeyError:
+            if name in self._elsewhere:
+                raise TargetMismatch(f"entry {name!r}", self._elsewhere[name]) from None
             raise UnknownEntry(name, list(self._entries)) from None
 
     def __iter__(self) -> Iterator[str]:
@@ -113,14 +122,13 @@ class Session:
 
         State that the model keeps is put back afterwards. What does not load is reported in `status`, not raised.
         """
-        inputs = loader(INPUTS)
         seconds: dict[str, float] = {}
         for entry in self._entries.values():
             for variant in entry.variants:
                 if tier not in ("all", variant.tier):
                     continue
                 start = time.perf_counter()
-                self._run_once(entry, variant, inputs)
+                self._run_once(entry, variant)
                 seconds[variant.id] = time.perf_counter() - start
         self._warm.add(tier)
         return seconds
@@ -138,13 +146,25 @@ class Session:
             "bundle": {"name": index.name, "version": index.version, "digest": self.bundle.digest},
             "device": self.device,
             "verdict": self.verdict,
-            "ready": not self._closed and hot - self._set_aside(entries) <= loaded,
+            "ready": not self._closed and hot - self._skipped(entries) <= loaded,
             "hits": sum(counts["hits"] for counts in entries.values()),
             "misses": sum(counts["misses"] for counts in entries.values()),
             "errors": sum(counts["errors"] for counts in entries.values()),
             "jit": {"available": False, "compiles": 0},
             "entries": entries,
         }
+
+    def register_operators(self) -> list[str]:
+        """Register the kernels that name an operator ("ns::name") with torch; the names. `load` does it by itself when
+        torch is imported already.
+
+        An operator calls the entry of the session that was loaded last. Raises ArtifactError when the name stands for
+        another schema.
+        """
+        found = [entry for entry in self._entries.values() if isinstance(entry, KernelEntry) and entry.operator]
+        for entry in found:
+            loader(KERNEL_OPERATORS).register(entry)
+        return [entry.operator for entry in found]
 
     def update_weights(self, new: Mapping[str, Any]) -> None:
         """Replace weights by name in every variant and fallback, all or nothing.
@@ -180,18 +200,22 @@ class Session:
     def _open(self, record: index.Entry, policy: str, source: str) -> Entry:
         if record.operators or record.imports:
             loader(OPERATORS).require(record)
-        skipped = [(variant.id, self.skipped[variant.id]) for variant in record.variants if variant.id in self.skipped]
-        return Entry(
+        shared: dict[str, Any] = {
+            "bundle": self.bundle,
+            "device": self.device,
+            "policy": policy if policy in POLICIES else "eager",
+            "source_policy": source,
+            "variants": [variant for variant in record.variants if variant.id not in self.skipped],
+            "programs": [program for program in record.programs if program.id not in self.skipped],
+            "skipped": [(item.id, self.skipped[item.id]) for item in record.variants if item.id in self.skipped],
+        }
+        if record.kernel is None:
+            return TorchEntry(record, weights=self._weight_set, **shared)
+        return KernelEntry(
             record,
-            bundle=self.bundle,
-            device=self.device,
-            policy=policy if policy in POLICIES else "eager",
-            source_policy=source,
-            weights=self._weight_set,
-            variants=[variant for variant in record.variants if variant.id not in self.skipped],
-            programs=[program for program in record.programs if program.id not in self.skipped],
-            skipped=skipped,
-            torch_present=lambda: "torch" in sys.modules,
+            machine=self._machine,
+            reject=lambda variant, machine: reject_variant(variant, self.device, machine, self._allow),
+            **shared,
         )
 
     def _weight_set(self, name: str) -> Any:
@@ -227,12 +251,16 @@ class Session:
                 chosen.setdefault(name, {})[wanted] = value
         return chosen
 
-    def _run_once(self, entry: Entry, variant: Variant, inputs: Any) -> None:
+    def _run_once(self, entry: Entry, variant: Variant) -> None:
+        """Of a kernel it is loaded, not run: what it writes is the caller's."""
         try:
-            serve = entry.serve_for(variant)
+            entry.load(variant)
         except AotpackError as error:
-            entry._set_aside(variant, error)
+            entry.set_aside(variant, error)
             return
+        if not isinstance(entry, TorchEntry):
+            return
+        serve, inputs = entry.serve_for(variant), loader(INPUTS)
         leaves = inputs.make_leaves(variant.guards, variant.examples[0], entry.record.fills)
         weights = self._weight_set(variant.weights)
         if weights.state_lock is None:
@@ -245,7 +273,7 @@ class Session:
             finally:
                 weights.restore(state)
 
-    def _set_aside(self, entries: Mapping[str, Any]) -> set[str]:
+    def _skipped(self, entries: Mapping[str, Any]) -> set[str]:
         return {name for counts in entries.values() for name in counts["skipped"]}
 
     def _require_open(self) -> None:
@@ -253,33 +281,53 @@ class Session:
             raise SessionClosed("the session is closed", hint="load the bundle again")
 
 
-def _unknown_kind(variant: Variant) -> str | None:
-    kind = variant.artifact.kind
-    return None if kind in LOADERS else f"is a {kind!r} artifact, which this aotpack-runtime cannot load"
+def reject_variant(variant: Variant, device: str, machine: Machine, allow: frozenset[str] = frozenset()) -> str | None:
+    """Why `variant` cannot run in a session for `device` on `machine`, None when it can."""
+    kind, wanted = device.partition(":")[0], variant.target.device
+    if variant.artifact.kind not in LOADERS:
+        return f"is a {variant.artifact.kind!r} artifact, which this aotpack-runtime cannot load"
+    if wanted != kind and wanted in machine.devices:
+        return f"is for {wanted}, this session is for {device}"
+    return variant.target.reject(machine, allow) or (
+        None if wanted == kind else f"is for {wanted}, this session is for {device}"
+    )
+
+
+def _only_ptx(entry: index.Entry, skipped: Mapping[str, str]) -> bool:
+    kinds = {variant.artifact.kind for variant in entry.variants if variant.id not in skipped}
+    return kinds == {"ptx"}
 
 
 def judge(
     bundle: index.Index, device: str, machine: Machine, allow: frozenset[str] = frozenset(), *, strict: bool = False
-) -> tuple[str, dict[str, str]]:
-    """("fits" or "fits with fallback", reason by variant that cannot run); TargetMismatch when an entry has nothing.
+) -> tuple[str, dict[str, str], dict[str, dict[str, str]]]:
+    """("fits" or "fits with fallback", reason by variant that cannot run, and by entry that is for another kind of
+    device the reasons of its variants); TargetMismatch when an entry for this kind, or every entry, has nothing.
 
     Looks at the index only: no library is opened. With `strict`, a program does not count, as a miss is an error.
     """
     kind = device.partition(":")[0]
-    skipped: dict[str, str] = {}
-    verdict = "fits"
-    for entry in bundle.entries.values():
-        for variant in (*entry.variants, *entry.programs):
-            reason = _unknown_kind(variant) or variant.target.reject(machine, allow)
-            if reason is None and variant.target.device != kind:
-                reason = f"is for {variant.target.device}, this session is for {device}"
-            elif reason and variant.target.device == kind and variant in entry.variants:
-                verdict = "fits with fallback"
-            if reason:
-                skipped[variant.id] = reason
-        usable = entry.variants if strict else (*entry.variants, *entry.programs)
-        if usable and all(variant.id in skipped for variant in usable):
-            raise TargetMismatch(f"entry {entry.name!r}", {variant.id: skipped[variant.id] for variant in usable})
     if kind not in machine.devices:
         raise TargetMismatch(f"device {device!r}", {device: f"no {kind.upper()} device on this host"})
-    return verdict, skipped
+    skipped: dict[str, str] = {}
+    elsewhere: dict[str, dict[str, str]] = {}
+    verdict = "fits"
+    for entry in bundle.entries.values():
+        everything = (*entry.variants, *entry.programs)
+        for variant in everything:
+            reason = reject_variant(variant, device, machine, allow)
+            if reason:
+                skipped[variant.id] = reason
+                if variant.target.device == kind and variant in entry.variants and entry.kernel is None:
+                    verdict = "fits with fallback"
+        if entry.kernel is not None and verdict == "fits" and _only_ptx(entry, skipped):
+            verdict = "fits through PTX, which the driver compiles"
+        usable = entry.variants if strict else everything
+        if usable and all(variant.id in skipped for variant in usable):
+            elsewhere[entry.name] = {variant.id: skipped[variant.id] for variant in usable}
+            if any(variant.target.device == kind for variant in everything):
+                raise TargetMismatch(f"entry {entry.name!r}", elsewhere[entry.name])
+    if elsewhere and len(elsewhere) == len(bundle.entries):
+        name = next(iter(elsewhere))
+        raise TargetMismatch(f"entry {name!r}", elsewhere[name])
+    return verdict, skipped, elsewhere

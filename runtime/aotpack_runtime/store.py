@@ -37,6 +37,15 @@ class Store:
                 shutil.copyfile(path, temporary)
         return {"sha256": digest, "bytes": path.stat().st_size}
 
+    def put_bytes(self, data: bytes) -> dict[str, Json]:
+        """Keep `data`; the same as for a file of it."""
+        digest = hashlib.sha256(data).hexdigest()
+        target = self.object(digest)
+        if not target.exists():
+            with self._replacing(target) as temporary:
+                temporary.write_bytes(data)
+        return {"sha256": digest, "bytes": len(data)}
+
     def object(self, digest: str) -> Path:
         """Where the bytes with this digest are, or would be."""
         return self.root / "objects" / digest[:2] / digest

@@ -113,7 +113,13 @@ def changed(old: str, new: str, text: str = SMALLEST) -> str:
 
 
 def encoder(text: str, *overrides: str) -> TorchExportEntry:
-    return read(text, *overrides).entries["encoder"]
+    return torch_entry(read(text, *overrides), "encoder")
+
+
+def torch_entry(manifest: Manifest, name: str) -> TorchExportEntry:
+    entry = manifest.entries[name]
+    assert isinstance(entry, TorchExportEntry)
+    return entry
 
 
 def with_dims(batch: str) -> str:
@@ -131,7 +137,7 @@ def with_input(form: str) -> str:
 
 def test_the_smallest_manifest_has_the_documented_defaults() -> None:
     manifest = read(SMALLEST)
-    entry = manifest.entries["encoder"]
+    entry = torch_entry(manifest, "encoder")
     assert manifest.targets == {"cpu": CpuTarget(kind="cpu", march="x86-64-v3", simd=None)}
     assert (manifest.requires, manifest.bundle.labels) == ({}, {})
     assert (manifest.build.jobs, manifest.build.reproducible) == ("auto", True)
@@ -153,7 +159,7 @@ def test_the_smallest_manifest_has_the_documented_defaults() -> None:
 
 def test_the_worked_example_is_read_in_full() -> None:
     manifest = read(BERT)
-    entry = manifest.entries["encoder"]
+    entry = torch_entry(manifest, "encoder")
     assert (manifest.bundle.name, manifest.bundle.version) == ("mini-bert", "1.4.0")
     assert manifest.bundle.labels == {"team": "search", "tier": "prod"}
     assert manifest.requires == {"torch": "==2.13.*", "transformers": ">=5.20,<6"}
@@ -662,7 +668,7 @@ def test_overrides_reach_named_points_absent_sections_and_names_with_dots() -> N
         "bundle.version=2.0.1",
         "build.jobs=3",
     )
-    assert manifest.entries["enc.v1"].points[1].dims["batch"] == (Range(2, 2, 2),)
+    assert torch_entry(manifest, "enc.v1").points[1].dims["batch"] == (Range(2, 2, 2),)
     assert (manifest.bundle.version, manifest.build.jobs) == ("2.0.1", 3)
     assert read(SMALLEST, "build.jobs=3", "entries.encoder.args.width=1e-3").build.jobs == 3
 

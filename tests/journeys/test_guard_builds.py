@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the cases are torch models")
 
-from aotpack.build import Result
+from aotpack.jobs import Result
 from aotpack.manifest import read_manifest
 from aotpack_runtime import load
 from aotpack_runtime.errors import ManifestError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from aotpack.build import Result
+from aotpack.jobs import Result
 from aotpack_runtime import GuardMiss, Session, load
 from tests.support import output_state_cases
 from tests.support.serving import WAYS, assert_same, imported, in_process, served, strided, wider

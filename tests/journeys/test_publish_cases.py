@@ -24,7 +24,8 @@ pytest.importorskip("torch", reason="real builds")
 import torch
 
 import aotpack_runtime as apr
-from aotpack.build import Result, build
+from aotpack.build import build
+from aotpack.jobs import Result
 from aotpack.manifest import read_manifest
 from aotpack.pack import publish, staging
 from aotpack_runtime.errors import AotpackError, CompileError, OutputError

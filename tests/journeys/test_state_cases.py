@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from aotpack.build import Result
+from aotpack.jobs import Result
 from aotpack_runtime import Session, WeightsError, load
 from aotpack_runtime.loaders import aoti, tensors
+from aotpack_runtime.torch_entry import TorchEntry
 from tests.support import custom_operator_cases, output_state_cases
 from tests.support.serving import (
     ONE_ELEMENT,
@@ -657,7 +658,9 @@ def test_a30_closing_while_a_variant_loads_does_not_hang(
 ) -> None:
     session = load(bundle, mode="strict")
     loading, outcome = threading.Event(), []
-    original = session["tied"].weights
+    entry = session["tied"]
+    assert isinstance(entry, TorchEntry)
+    original = entry.weights
 
     def slow(name: str) -> Any:
         loading.set()

@@ -656,6 +656,7 @@ def test_a_variant_is_hit_by_its_own_examples_at_the_latest(variants: list[Varia
                 shape = tuple(dim if isinstance(dim, int) else dim.low for dim in guard.dims)
                 leaves.append(TensorMeta(guard.dtype, "cpu", shape, contiguous_strides(shape)))
             else:
+                assert isinstance(guard, IntGuard | ValueGuard)
                 leaves.append(guard.dim.low if isinstance(guard, IntGuard) else guard.value)
         found = Dispatcher(("x", "y"), [plain]).choose(Call(plain.guards.trees, tuple(leaves)))
         assert isinstance(found, Hit), found

@@ -15,7 +15,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from aotpack.build import Result, build
+from aotpack.build import build
+from aotpack.jobs import Result
 from aotpack.manifest import read_manifest
 from aotpack_runtime.store import Store
 

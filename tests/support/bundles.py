@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aotpack_runtime.format.gpu import Gpu
+
 Json = Any
 LIBRARY = b"\x7fELF no library, and never opened as one"
 PROGRAM = b"PK no program, and never read as one"
@@ -29,6 +31,10 @@ class Host:
     glibc: str | None = "2.36"
     libstdcxx: str | None = "3.4.30"
     python: str = "cp311"
+    gpu: Gpu | None = None
+
+    def on(self, index: int) -> Host:
+        return self
 
 
 def sha256(data: bytes) -> str:

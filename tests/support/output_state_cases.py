@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from aotpack.build import Result
+from aotpack.jobs import Result
 from tests.support.building import ROOT, build_in, build_zoo, entry
 
 MODELS = """

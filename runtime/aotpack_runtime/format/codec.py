@@ -9,9 +9,21 @@ from typing import Any
 
 from aotpack_runtime.format import tree
 from aotpack_runtime.format.expression import Expression, parse
-from aotpack_runtime.format.guard import Dim, Guards, IntGuard, Layout, LeafGuard, Range, TensorGuard, ValueGuard
+from aotpack_runtime.format.guard import (
+    DescriptorGuard,
+    Dim,
+    Guards,
+    IntGuard,
+    Layout,
+    LeafGuard,
+    NumberGuard,
+    PointerGuard,
+    Range,
+    TensorGuard,
+    ValueGuard,
+)
 from aotpack_runtime.format.output import Argument, OutputLeaf, Outputs, Result, Size, Value, View
-from aotpack_runtime.format.tensor import Scalar
+from aotpack_runtime.format.tensor import ITEMSIZE_BYTES, Scalar
 
 Json = Any
 
@@ -72,6 +84,13 @@ def _dump_leaf(guard: LeafGuard) -> Json:
             return {"path": guard.path, "value": dump_scalar(guard.value)}
         case IntGuard():
             return {"path": guard.path, "int": _dump_dim(guard.dim)}
+        case PointerGuard():
+            record = {"path": guard.path, "pointer": guard.dtype, "device": guard.device}
+            return record | ({"aligned": True} if guard.aligned else {})
+        case DescriptorGuard():
+            return {"path": guard.path, "descriptor": guard.dtype, "device": guard.device, "rank": guard.rank}
+        case NumberGuard():
+            return {"path": guard.path, "number": guard.kind}
 
 
 def _parse_leaf(value: Json) -> LeafGuard:
@@ -87,6 +106,18 @@ def _parse_leaf(value: Json) -> LeafGuard:
             aligned=bool(value.get("aligned", False)),
             written=bool(value.get("written", False)),
         )
+    if "pointer" in value:
+        aligned = bool(value.get("aligned", False))
+        return PointerGuard(path=path, dtype=_text(value["pointer"]), device=_text(value["device"]), aligned=aligned)
+    if "descriptor" in value:
+        dtype, rank = _text(value["descriptor"]), value["rank"]
+        if dtype not in ITEMSIZE_BYTES or type(rank) is not int or not 1 <= rank <= 5:
+            raise ValueError(f"{path}: no descriptor of {dtype} with {rank!r} dims")
+        return DescriptorGuard(path=path, dtype=dtype, device=_text(value["device"]), rank=rank)
+    if "number" in value:
+        if value["number"] not in ("float", "bool"):
+            raise ValueError(f"{path}: a number is a float or a bool, not {value['number']!r}")
+        return NumberGuard(path=path, kind=value["number"])
     if "int" in value:
         dim = _parse_dim(value["int"])
         if not isinstance(dim, Range):

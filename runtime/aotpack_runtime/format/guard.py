@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from aotpack_runtime.format.expression import Expression, variable
 from aotpack_runtime.format.tensor import (
+    ITEMSIZE_BYTES,
     Call,
     Leaf,
     Other,
@@ -151,7 +152,83 @@ class IntGuard:
         return f"{self.path}: int {self.dim}"
 
 
-LeafGuard = TensorGuard | ValueGuard | IntGuard
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointerGuard:
+    """A tensor whose address a kernel is given: its dtype ("any" for void*), its device, perhaps its alignment. Shapes
+    and strides are the caller's to pass, as numbers."""
+
+    path: str
+    dtype: str
+    device: str
+    aligned: bool = False
+    static = False
+
+    def reject(self, leaf: Leaf, env: dict[str, int]) -> str | None:
+        if not isinstance(leaf, TensorMeta):
+            return f"{self.path}: expected a {self.dtype} tensor, got {describe(leaf)}"
+        if leaf.device.partition(":")[0] != self.device:
+            return f"{self.path}.device: expected {self.device}, got {leaf.device}"
+        if leaf.odd:
+            return f"{self.path} {leaf.odd}"
+        if self.dtype not in ("any", leaf.dtype):
+            return f"{self.path}.dtype: expected {self.dtype}, got {leaf.dtype}"
+        if self.aligned and leaf.offset:
+            return f"{self.path}: expected an address divisible by 16, got one {leaf.offset} bytes past it"
+        return None
+
+    def words(self) -> str:
+        return f"{self.path}: {self.dtype} pointer on {self.device}" + (" divisible by 16" if self.aligned else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescriptorGuard:
+    """A tensor that is read through a descriptor (CUtensorMap): an address divisible by 16, the last dim contiguous,
+    and the steps of the others divisible by 16 bytes (CUDA driver API, cuTensorMapEncodeTiled)."""
+
+    path: str
+    dtype: str
+    device: str
+    rank: int
+    static = False
+
+    def reject(self, leaf: Leaf, env: dict[str, int]) -> str | None:
+        pointer = PointerGuard(path=self.path, dtype=self.dtype, device=self.device, aligned=True)
+        reason = pointer.reject(leaf, env)
+        if reason or not isinstance(leaf, TensorMeta):
+            return reason
+        if len(leaf.shape) != self.rank:
+            return f"{self.path}: expected {self.rank} dims, got {len(leaf.shape)} {list(leaf.shape)}"
+        if 0 in leaf.shape:
+            return f"{self.path}: expected a tensor with elements, got the shape {list(leaf.shape)}"
+        steps = [stride * ITEMSIZE_BYTES[self.dtype] for stride in leaf.strides]
+        if leaf.strides[-1] != 1 or any(step % 16 or step <= 0 for step in steps[:-1]):
+            wanted = "a contiguous last dim, and steps of the others divisible by 16 bytes"
+            return f"{self.path}: expected {wanted}, got steps of {steps} bytes"
+        return None
+
+    def words(self) -> str:
+        return f"{self.path}: {self.dtype} tensor of {self.rank} dims by descriptor on {self.device}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberGuard:
+    """A float or bool argument whose value a kernel is given as it is."""
+
+    path: str
+    kind: str
+    static = False
+
+    def reject(self, leaf: Leaf, env: dict[str, int]) -> str | None:
+        kinds = (float, int) if self.kind == "float" else (bool,)
+        if type(leaf) in kinds:
+            return None
+        return f"{self.path}: expected a {self.kind}, got {describe(leaf)}"
+
+    def words(self) -> str:
+        return f"{self.path}: {self.kind}"
+
+
+LeafGuard = TensorGuard | ValueGuard | IntGuard | PointerGuard | DescriptorGuard | NumberGuard
 
 
 @dataclass(frozen=True, slots=True)

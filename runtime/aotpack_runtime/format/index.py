@@ -2,6 +2,7 @@
 
 FORMAT_VERSION ledger
     1  2026-11  first version: kinds aoti and exported
+    2  2026-11  adds entries of kernels: kinds cubin and ptx, Variant.axes and .launch, Entry.kernel; reads 1
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Literal
 
 from aotpack_runtime.errors import MalformedBundle, UnsupportedFormat
 from aotpack_runtime.format import layout, tree
+from aotpack_runtime.format.choice import Axes, Choice, dump_choice, parse_axes, parse_choice
 from aotpack_runtime.format.codec import (
     dump_guards,
     dump_outputs,
@@ -24,14 +26,15 @@ from aotpack_runtime.format.codec import (
 )
 from aotpack_runtime.format.fingerprint import canonical
 from aotpack_runtime.format.guard import Guards
+from aotpack_runtime.format.launch import Launch, dump_launch, parse_launch
 from aotpack_runtime.format.output import Outputs
-from aotpack_runtime.format.sound import check_members, check_parameters, check_variant, check_weights
+from aotpack_runtime.format.sound import check_kernel, check_members, check_parameters, check_variant, check_weights
 from aotpack_runtime.format.target import Target
 from aotpack_runtime.format.tensor import Scalar
 from aotpack_runtime.format.tree import Tree
 
-FORMAT_VERSION = 1
-READS = (1,)
+FORMAT_VERSION = 2
+READS = (1, 2)
 
 Json = Any
 Example = tuple[tuple[int, ...] | int | None, ...]
@@ -87,7 +90,8 @@ class Variant:
 
     `constants` maps each constant the artifact asks for, in its order, to a name in the weight set `weights`.
     `examples` are calls that fit, the first for warm-up and all of them for verification: for each leaf the shape of a
-    tensor, the value of a symbolic int, or None.
+    tensor, the value of a symbolic int, or None. Of a kernel, `launch` says how it is launched and `axes` what it was
+    compiled with.
     """
 
     id: str
@@ -100,6 +104,8 @@ class Variant:
     weights: str
     constants: tuple[tuple[str, str], ...]
     examples: tuple[Example, ...]
+    axes: Axes = field(default_factory=dict)
+    launch: Launch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +118,25 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """What makes an entry a kernel: its text, the arguments it writes, which variant is best, and its torch operator.
+
+    `operator` is "ns::name", or "" for none; `types` gives the type of each parameter in a schema of torch ("Tensor",
+    "int", "float", "bool").
+    """
+
+    text: File
+    suffix: str
+    writes: tuple[str, ...]
+    types: tuple[str, ...]
+    operator: str = ""
+    choice: Choice = field(default_factory=Choice)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A callable with a name. `variants` and `programs` are in the order in which they are tried."""
+    """A callable with a name: a model, or a kernel if `kernel` is there. `variants` and `programs` are in the order in
+    which they are tried."""
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -127,6 +150,7 @@ class Entry:
     operators: Mapping[str, str] = field(default_factory=dict)
     output_names: tuple[str, ...] | None = None
     training: bool = False
+    kernel: Kernel | None = None
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -176,6 +200,9 @@ class Index:
         members: dict[str, File] = {}
         for variant in self.variants():
             members.update(variant.artifact.members())
+        for entry in self.entries.values():
+            if entry.kernel:
+                members[layout.source(entry.kernel.text.digest, entry.kernel.suffix)] = entry.kernel.text
         if self.weights_file:
             members[layout.weights(self.weights_file.digest)] = self.weights_file
         return members
@@ -203,7 +230,7 @@ def dump(index: Index) -> bytes:
 
 
 def _dump_entry(entry: Entry) -> Json:
-    return {
+    record = {
         "parameters": [dump_parameter(parameter) for parameter in entry.parameters],
         "variants": [dump_variant(variant) for variant in entry.variants],
         "programs": [dump_variant(variant) for variant in entry.programs],
@@ -216,6 +243,18 @@ def _dump_entry(entry: Entry) -> Json:
         "output_names": None if entry.output_names is None else list(entry.output_names),
         "training": entry.training,
     }
+    return record | ({"kernel": _dump_kernel(entry.kernel)} if entry.kernel else {})
+
+
+def _dump_kernel(kernel: Kernel) -> Json:
+    return {
+        "text": _dump_file(kernel.text),
+        "suffix": kernel.suffix,
+        "writes": list(kernel.writes),
+        "types": list(kernel.types),
+        "operator": kernel.operator,
+        "choice": dump_choice(kernel.choice),
+    }
 
 
 def dump_parameter(parameter: Parameter) -> Json:
@@ -227,7 +266,7 @@ def dump_parameter(parameter: Parameter) -> Json:
 
 
 def dump_variant(variant: Variant) -> Json:
-    return {
+    record = {
         "id": variant.id,
         "point": variant.point,
         "tier": variant.tier,
@@ -243,6 +282,9 @@ def dump_variant(variant: Variant) -> Json:
         "constants": [list(pair) for pair in variant.constants],
         "examples": [list(example) for example in variant.examples],
     }
+    if variant.launch is None:
+        return record
+    return record | {"axes": dict(variant.axes), "launch": dump_launch(variant.launch)}
 
 
 def _dump_file(file: File) -> Json:
@@ -291,6 +333,7 @@ def parse(data: bytes, member: str = layout.INDEX) -> Index:
 
         made: Entry = at(f"entries.{name}", lambda record: _parse_entry(name, record, variants), value)
         at(f"entries.{name}", check_parameters, made.parameters)
+        at(f"entries.{name}.kernel", check_kernel, made)
         for key, items in (("variants", made.variants), ("programs", made.programs)):
             for position, item in enumerate(items):
                 at(f"entries.{name}.{key}[{position}]", lambda variant: check_variant(variant, made.parameters), item)
@@ -331,7 +374,21 @@ def _parse_entry(name: str, value: Json, variants: Callable[[str], tuple[Variant
         operators=_texts(value["operators"]),
         output_names=None if names is None else tuple(_text(item) for item in names),
         training=bool(value["training"]),
+        kernel=_parse_kernel(value["kernel"]) if "kernel" in value else None,
     )
+
+
+def _parse_kernel(value: Json) -> Kernel:
+    kernel = Kernel(
+        text=_parse_file(value["text"]),
+        suffix=_text(value["suffix"]),
+        writes=tuple(_text(name) for name in value["writes"]),
+        types=tuple(_text(item) for item in value["types"]),
+        operator=_text(value["operator"]),
+        choice=parse_choice(value["choice"]),
+    )
+    layout.source(kernel.text.digest, kernel.suffix)
+    return kernel
 
 
 def parse_parameter(value: Json) -> Parameter:
@@ -368,6 +425,8 @@ def parse_variant(value: Json) -> Variant:
         weights=_text(value["weights"]),
         constants=tuple((_text(name), _text(weight)) for name, weight in value["constants"]),
         examples=tuple(_parse_example(item) for item in value["examples"]),
+        axes=parse_axes(value["axes"]) if "axes" in value else {},
+        launch=parse_launch(value["launch"]) if "launch" in value else None,
     )
 
 

@@ -4,6 +4,7 @@ index.json            the one file read at load
 artifacts/<sha256>/   the files of one compiled artifact
 programs/<sha256>.pt2 exported programs without weights
 weights/<sha256>.safetensors
+sources/<sha256>.py|.cu  the text that kernels are compiled from
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import re
 INDEX = "index.json"
 EXPORTED = "exported"
 """The kind of artifact that is one program file; every other kind is a folder of files."""
+
+SOURCE_SUFFIXES = (".py", ".cu")
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -33,3 +36,11 @@ def weights(digest: str) -> str:
     if not _DIGEST.fullmatch(digest):
         raise ValueError(f"{digest[:80]!r} is not a sha256")
     return f"weights/{digest}.safetensors"
+
+
+def source(digest: str, suffix: str) -> str:
+    if not _DIGEST.fullmatch(digest):
+        raise ValueError(f"{digest[:80]!r} is not a sha256")
+    if suffix not in SOURCE_SUFFIXES:
+        raise ValueError(f"{suffix[:20]!r} is no suffix of a source: {', '.join(SOURCE_SUFFIXES)}")
+    return f"sources/{digest}{suffix}"

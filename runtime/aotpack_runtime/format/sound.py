@@ -7,6 +7,7 @@ variant's result.
 from __future__ import annotations
 
 import inspect
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from aotpack_runtime.format import layout
 from aotpack_runtime.format.expression import Expression, variable
 from aotpack_runtime.format.guard import IntGuard, LeafGuard, TensorGuard
+from aotpack_runtime.format.launch import check_launch
 from aotpack_runtime.format.output import Argument, OutputLeaf, Result, Size, View
 from aotpack_runtime.format.tree import LEAF, Tree, children, paths
 
 if TYPE_CHECKING:
-    from aotpack_runtime.format.index import File, Index, Parameter, Variant, WeightSet
+    from aotpack_runtime.format.index import Entry, File, Index, Parameter, Variant, WeightSet
 
+_OPERATOR = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
 _KINDS = {kind.name.lower(): kind for kind in inspect._ParameterKind}
 
 
@@ -58,11 +61,40 @@ def check_variant(variant: Variant, parameters: Sequence[Parameter]) -> None:
         raise ValueError("outputs cannot be put together")
     for leaf in outputs.leaves:
         _check_output(leaf, guards.leaves, sizes)
-    if not variant.examples:
+    if variant.launch is not None:
+        ints = {guard.path for guard in guards.leaves if isinstance(guard, IntGuard)}
+        check_launch(variant.launch, len(guards.leaves), ints)
+        if len(variant.artifact.files) != 1:
+            raise ValueError("the artifact of a kernel is one file")
+    elif not variant.examples:
         raise ValueError("no examples")
     for example in variant.examples:
         if len(example) != len(guards.leaves) or not all(map(_is_example, guards.leaves, example)):
             raise ValueError(f"the example {list(example)} is not of its guards")
+
+
+def check_kernel(entry: Entry) -> None:
+    """A kernel's variants are all launched, and take the leaves that its operator's types say; no other's are."""
+    kernel = entry.kernel
+    for variant in entry.variants:
+        if (variant.launch is None) != (kernel is None):
+            raise ValueError(f"{variant.id}: an entry is a model or a kernel, not both")
+    if kernel is None:
+        return
+    if entry.programs:
+        raise ValueError("a kernel has no programs")
+    if len(kernel.types) != len(entry.parameters) or not set(kernel.types) <= {"Tensor", "int", "float", "bool"}:
+        raise ValueError(f"types {list(kernel.types)} for {len(entry.parameters)} parameters")
+    if any(parameter.kind not in ("positional_or_keyword", "keyword_only") for parameter in entry.parameters):
+        raise ValueError("a kernel takes plain parameters")
+    tensors = {name for name, kind in zip(entry.parameter_names, kernel.types, strict=True) if kind == "Tensor"}
+    ints = {name for name, kind in zip(entry.parameter_names, kernel.types, strict=True) if kind == "int"}
+    for names, known in ((kernel.writes, tensors), (kernel.choice.names(), ints)):
+        for name in names:
+            if name not in known:
+                raise ValueError(f"{name!r} is none of {sorted(known)}")
+    if kernel.operator and not _OPERATOR.fullmatch(kernel.operator):
+        raise ValueError(f"{kernel.operator[:80]!r} is not ns::name")
 
 
 def check_members(index: Index) -> None:

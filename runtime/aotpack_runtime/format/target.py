@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from aotpack_runtime.format.gpu import Gpu, reject_cubin, reject_ptx
+
 
 class Machine(Protocol):
     """The facts of a host that targets are judged by; `aotpack_runtime.machine` finds them, tests make them up."""
@@ -28,6 +30,9 @@ class Machine(Protocol):
     def libstdcxx(self) -> str | None: ...
     @property
     def python(self) -> str: ...
+    @property
+    def gpu(self) -> Gpu | None: ...
+    def on(self, index: int) -> Machine: ...
 
 
 X86_64_LEVELS = {
@@ -117,11 +122,20 @@ def _equals(name: str, found: Callable[[Machine], str | None]) -> Callable[[str,
     return rule
 
 
+def _on_gpu(judge: Callable[[str, Gpu], str | None]) -> Callable[[str, Machine], str | None]:
+    def rule(value: str, machine: Machine) -> str | None:
+        return "no CUDA device" if machine.gpu is None else judge(value, machine.gpu)
+
+    return rule
+
+
 RULES: Mapping[str, Callable[[str, Machine], str | None]] = {
     "arch": _equals("machine", lambda machine: machine.arch),
     "cpu": _needs_cpu,
+    "cubin": _on_gpu(reject_cubin),
     "glibc": _at_least("glibc", lambda machine: machine.glibc),
     "libstdcxx": _at_least("libstdc++ GLIBCXX", lambda machine: machine.libstdcxx),
+    "ptx": _on_gpu(reject_ptx),
     "python": _equals("Python", lambda machine: machine.python),
     "torch": _needs_torch,
     "torch_min": _at_least("torch", lambda machine: machine.torch),

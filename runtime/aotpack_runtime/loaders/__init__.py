@@ -1,7 +1,7 @@
 """Artifact -> executable, one artifact kind a file. The table holds dotted names: listing kinds imports none.
 
-Every loader has `load(variant, files, weights) -> Executable`, where `files` are checked paths by name and `weights`
-the `TorchWeights` that all variants of a weight set share.
+Loaders of models have `load(variant, files, weights) -> Executable`, where `files` are checked paths by name and
+`weights` the `TorchWeights` that all variants of a weight set share; those of kernels `load(variant, files, ordinal)`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,13 @@ from aotpack_runtime.errors import MissingDependency
 
 LOADERS: Mapping[str, str] = {
     "aoti": "aotpack_runtime.loaders.aoti",
+    "cubin": "aotpack_runtime.loaders.cubin",
     "exported": "aotpack_runtime.loaders.exported",
+    "ptx": "aotpack_runtime.loaders.cubin",
 }
+DRIVER = "aotpack_runtime.drivers.cuda"
+TORCH_LAUNCH = "aotpack_runtime.loaders.torch_launch"
+KERNEL_OPERATORS = "aotpack_runtime.loaders.kernel_operators"
 WEIGHTS = "aotpack_runtime.loaders.tensors"
 SOURCE = "aotpack_runtime.loaders.source"
 INPUTS = "aotpack_runtime.loaders.inputs"
@@ -27,6 +32,9 @@ def loader(name: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingDependency("torch", needed_for="torch entries", install="'aotpack-runtime[torch]'") from error
+        if error.name == "torch":
+            raise MissingDependency("torch", needed_for="torch entries", install="'aotpack-runtime[torch]'") from error
+        if error.name in ("cuda", "cuda.bindings"):
+            extra = "'aotpack-runtime[cuda]'"
+            raise MissingDependency("cuda-bindings", needed_for="kernel entries", install=extra) from error
+        raise

@@ -1,0 +1,339 @@
+"""Records of kernel jobs -> an entry of the index: guards from the parameters' words, and how variants are launched."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aotpack.kernel_jobs import job_name
+from aotpack.kernel_plan import KernelPlan, KernelVariant, folded
+from aotpack.manifest_kernels import KernelEntry, NvrtcEntry, TritonEntry
+from aotpack.tuning import read_table
+from aotpack.words import Word
+from aotpack_runtime.errors import CompileError
+from aotpack_runtime.format.choice import Choice, Rule
+from aotpack_runtime.format.expression import Expression, parse
+from aotpack_runtime.format.fingerprint import fingerprint
+from aotpack_runtime.format.guard import (
+    DescriptorGuard,
+    Guards,
+    IntGuard,
+    LeafGuard,
+    NumberGuard,
+    PointerGuard,
+    Range,
+    ValueGuard,
+)
+from aotpack_runtime.format.index import ArtifactRef, Entry, File, Kernel, Parameter, Source, Variant
+from aotpack_runtime.format.launch import CODE_BYTES, Descriptor, Extent, Launch, Slot
+from aotpack_runtime.format.launch import Parameter as LaunchParameter
+from aotpack_runtime.format.output import Outputs, Value
+from aotpack_runtime.format.target import Target
+from aotpack_runtime.format.tree import LEAF
+
+Json = Any
+
+GRID_LIMITS = (2**31 - 1, 65535, 65535)
+BLOCK_LIMIT = 1024
+SHARED_LIMIT = 227 * 1024
+"""Of every GPU so far (CUDA C++ Programming Guide, technical specifications per compute capability)."""
+
+_SCHEMA_TYPES = {
+    "pointer": "Tensor", "descriptor": "Tensor", "int": "int", "literal": "int", "float": "float", "bool": "bool",
+}  # fmt: skip
+
+
+def kernel_entry(plan: KernelPlan, source: Json, compiled: Mapping[str, Json], folder: Path | None) -> Entry:
+    """The entry of one target, of the variants that were compiled; tuning tables are looked up in `folder`."""
+    record = plan.record
+    names, extras = _arguments(plan), record.extra_names()
+    parameters = [Parameter(name, "positional_or_keyword") for name in names]
+    parameters += [Parameter(name, "keyword_only") for name in extras]
+    variants = tuple(
+        _variant(plan, variant, (*names, *extras), compiled[job_name(plan, variant)])
+        for variant in plan.variants
+        if job_name(plan, variant) in compiled
+    )
+    words = plan.variants[0].words
+    writes = record.writes or tuple(n for n in names if words[n].kind == "pointer" and not words[n].const)
+    return Entry(
+        name=plan.entry,
+        parameters=tuple(parameters),
+        variants=variants,
+        programs=(),
+        source=Source(record.source, {}, {}),
+        fills={name: _fill(fill) for name, fill in record.fill.items()},
+        on_miss=record.on_miss.model_dump(mode="json"),
+        verify=_verify(record),
+        kernel=Kernel(
+            text=File(source["file"]["sha256"], source["file"]["bytes"]),
+            suffix=".py" if plan.kind == "triton" else ".cu",
+            writes=writes,
+            types=(*[_SCHEMA_TYPES[words[name].kind] for name in names], *["int"] * len(extras)),
+            operator=record.op or "",
+            choice=_choice(plan, folder),
+        ),
+    )
+
+
+def in_order(variants: Sequence[Variant]) -> tuple[Variant, ...]:
+    """Variants of several targets in the order in which calls try them: machine code of the newest architecture first,
+    PTX last, and otherwise as they are."""
+
+    def place(variant: Variant) -> tuple[bool, tuple[int, ...]]:
+        from aotpack_runtime.format.gpu import parse_arch
+
+        needs = variant.target.needs
+        arch = parse_arch((needs.get("cubin") or needs["ptx"]).partition(" ")[0])
+        return "ptx" in needs, tuple(-number for number in arch.capability)
+
+    return tuple(sorted(variants, key=place))
+
+
+def cases(record: KernelEntry) -> list[dict[str, int | float]]:
+    """Every point as numbers: lists multiply, expressions are computed from the others."""
+    found = []
+    for point in record.points:
+        lists = [item if isinstance(item, list) else [item] for item in point.values()]
+        for values in itertools.product(*lists):
+            given = dict(zip(point, values, strict=True))
+            numbers: dict[str, Any] = {name: value for name, value in given.items() if not isinstance(value, str)}
+            waiting = {name: parse(value) for name, value in given.items() if isinstance(value, str)}
+            while waiting:
+                ready = {name: text(numbers) for name, text in waiting.items() if text.names <= numbers.keys()}
+                if not ready:
+                    raise CompileError("points", f"{', '.join(waiting)} are given in terms of each other")
+                numbers |= ready
+                waiting = {name: text for name, text in waiting.items() if name not in ready}
+            found.append({name: numbers[name] for name in given})
+    return found
+
+
+def tuned_axes(plan: KernelPlan) -> tuple[str, ...]:
+    """Axes that a table picks: what no argument decides. Of Triton the constexprs and the config, of C++ the numbers of
+    the template."""
+    record = plan.record
+    if isinstance(record, TritonEntry):
+        own = [axis for axis in record.axes if record.params.get(axis) == "constexpr"]
+        return (*own, *record.configs[0])
+    return tuple(
+        axis for axis, values in record.axis_values().items() if all(isinstance(value, int) for value in values)
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ parts
+
+
+def _arguments(plan: KernelPlan) -> tuple[str, ...]:
+    """Parameters that a call gives; CompileError for one whose kind differs between variants."""
+    names = []
+    for name in plan.record.params:
+        kinds = {variant.words[name].kind for variant in plan.variants}
+        if kinds == {"constexpr"}:
+            continue
+        if len({_SCHEMA_TYPES.get(kind, kind) for kind in kinds}) > 1:
+            raise CompileError(plan.entry, f"parameter {name!r} is of several kinds: {', '.join(sorted(kinds))}")
+        names.append(name)
+    return tuple(names)
+
+
+def _variant(plan: KernelPlan, variant: KernelVariant, names: tuple[str, ...], record: Json) -> Variant:
+    is_ptx = record["format"] == "ptx"
+    file = File(record["file"]["sha256"], record["file"]["bytes"])
+    kind = "ptx" if is_ptx else "cubin"
+    files = {f"kernel.{kind}": file}
+    needs = {"ptx": f"{variant.arch} {record['ptx_version']}"} if is_ptx else {"cubin": record["arch"]}
+    kernel = record if plan.kind == "triton" else record["kernels"][variant.expression]
+    launch = _launch(plan, variant, names, kernel)
+    return Variant(
+        id=variant.id,
+        point="",
+        tier="hot",
+        target=Target("cuda", needs),
+        artifact=ArtifactRef(kind, fingerprint({name: one.digest for name, one in files.items()}), files),
+        guards=_guards(plan, variant, names, launch),
+        outputs=Outputs(LEAF, (Value(None),)),
+        weights="",
+        constants=(),
+        examples=(),
+        axes=dict(variant.axes),
+        launch=launch,
+    )
+
+
+def _guards(plan: KernelPlan, variant: KernelVariant, names: tuple[str, ...], launch: Launch) -> Guards:
+    leaves, where = [], []
+    for name in names:
+        word = variant.words.get(name, Word("int", low=0, high=2**31 - 1))
+        leaves.append(_leaf_guard(name, word))
+        if word.kind == "int" and word.divisor > 1:
+            where.append(parse(f"{name} % {word.divisor} == 0"))
+    where += [parse(folded(text, constants(variant))) for text in plan.record.guards]
+    limits = [*zip(launch.grid, (0, 0, 0), GRID_LIMITS, strict=True)]
+    limits += [(extent, 1, BLOCK_LIMIT) for extent in launch.block] + [(launch.shared, 0, SHARED_LIMIT)]
+    extras = set(plan.record.extra_names())
+    for expression, low, high in limits:
+        known = expression.text in extras and high == GRID_LIMITS[0]
+        if expression.names and not known:
+            where.append(parse(f"{low} <= {expression} <= {high}"))
+    return Guards((LEAF,) * len(names), tuple(leaves), tuple(where))
+
+
+def constants(variant: KernelVariant) -> dict[str, Any]:
+    """What a name in an expression stands for in this variant: its axes, and arguments folded to a value."""
+    return dict(variant.axes) | {name: word.value for name, word in variant.words.items() if word.kind == "literal"}
+
+
+def _leaf_guard(name: str, word: Word) -> LeafGuard:
+    match word.kind:
+        case "pointer":
+            return PointerGuard(path=name, dtype=word.dtype, device="cuda", aligned=word.divisor > 1)
+        case "descriptor":
+            return DescriptorGuard(path=name, dtype=word.dtype, device="cuda", rank=len(word.block))
+        case "int":
+            return IntGuard(path=name, dim=Range(word.low, word.high))
+        case "literal":
+            return ValueGuard(path=name, value=word.value)
+        case _:
+            return NumberGuard(path=name, kind=word.kind)
+
+
+def _launch(plan: KernelPlan, variant: KernelVariant, names: tuple[str, ...], kernel: Json) -> Launch:
+    record = plan.record
+    grid = _three([folded(text, constants(variant)) for text in record.grid])
+    if isinstance(record, NvrtcEntry):
+        block = _three([folded(text, constants(variant)) for text in record.block])
+        shared = parse(folded(record.smem, constants(variant)))
+        cluster = (*(record.cluster or ()), 1, 1, 1)[:3]
+        _check_threads(variant, block, kernel["max_threads"])
+        _check_limits(variant, record, kernel)
+        parameters: list[LaunchParameter] = [*_cxx_parameters(variant, names, kernel["params"])]
+        cooperative, overlap = record.cooperative, False
+    else:
+        x, y, z = kernel["block"]
+        block, shared = (parse(str(x)), parse(str(y)), parse(str(z))), parse(str(kernel["shared_bytes"]))
+        cluster = tuple(kernel["cluster"])
+        if cluster[0] > 1:  # a program of Triton's grid is a whole cluster
+            grid = (parse(f"({grid[0]}) * {cluster[0]}"), *grid[1:])
+        parameters = list(_triton_parameters(variant, names, kernel))
+        cooperative, overlap = kernel["cooperative"], kernel["pdl"]
+    last = kernel["params"][-1] if kernel["params"] else {"offset": 0, "bytes": 0}
+    return Launch(
+        symbol=kernel["symbol"],
+        parameters=tuple(parameters),
+        bytes=last["offset"] + last["bytes"],
+        grid=grid,
+        block=block,
+        shared=shared,
+        cluster=(int(cluster[0]), int(cluster[1]), int(cluster[2])),
+        cooperative=bool(cooperative),
+        overlap=bool(overlap),
+    )
+
+
+def _triton_parameters(variant: KernelVariant, names: tuple[str, ...], kernel: Json) -> Iterator[LaunchParameter]:
+    for item in kernel["params"]:
+        offset = item["offset"]
+        match item["type"]:
+            case "scratch":
+                yield Slot(offset, "Q", None)
+            case {"descriptor": {"block": block, "swizzle": swizzle, "element": element}}:
+                yield Descriptor(offset, names.index(item["name"]), tuple(block), swizzle, element)
+            case {"sizes": int(axis)}:
+                yield Extent(offset, "i", names.index(item["name"]), "sizes", axis)
+            case {"strides": int(axis)}:
+                yield Extent(offset, "q", names.index(item["name"]), "strides", axis)
+            case _:
+                word = variant.words[item["name"]]
+                yield Slot(offset, _code(variant, item["name"], word, item["bytes"]), names.index(item["name"]))
+
+
+def _cxx_parameters(variant: KernelVariant, names: tuple[str, ...], params: Sequence[Json]) -> Iterator[Slot]:
+    """The manifest's parameters laid over the table in the cubin: as many, each as large."""
+    given = [name for name in names if name in variant.words]
+    if len(given) != len(params):
+        raise CompileError(
+            variant.id,
+            f"the kernel takes {len(params)} parameters, the manifest gives {len(given)}: {', '.join(given)}",
+        )
+    for name, item in zip(given, params, strict=True):
+        yield Slot(item["offset"], _code(variant, name, variant.words[name], item["bytes"]), names.index(name))
+
+
+def _code(variant: KernelVariant, name: str, word: Word, size_bytes: int) -> str:
+    """How a value is packed. A bool may be passed in four bytes."""
+    code = "i" if word.kind == "bool" and size_bytes == 4 else word.code
+    if CODE_BYTES[code] != size_bytes:
+        raise CompileError(
+            variant.id,
+            f"parameter {name!r}: {word.type} ({CODE_BYTES[code]} bytes) in the manifest, it takes {size_bytes} bytes",
+            hint="write the type that the kernel declares",
+        )
+    return code
+
+
+def _check_threads(variant: KernelVariant, block: Sequence[Expression], most: int | None) -> None:
+    if any(extent.names for extent in block):
+        return
+    threads = block[0]({}) * block[1]({}) * block[2]({})
+    limit = min(BLOCK_LIMIT, most or BLOCK_LIMIT)
+    if not 1 <= threads <= limit:
+        raise CompileError(variant.id, f"block has {threads} threads; this kernel is launched with 1 to {limit}")
+
+
+def _check_limits(variant: KernelVariant, record: NvrtcEntry, kernel: Json) -> None:
+    """PTX has no registers yet: the driver decides them."""
+    for name, limit in (("registers", record.limits.registers), ("spill_bytes", record.limits.spill_bytes)):
+        found = kernel.get(name)
+        if limit is not None and found is not None and found > limit:
+            raise CompileError(
+                variant.id, f"{variant.expression} takes {found} {name.replace('_', ' ')}, limits say at most {limit}",
+                hint="use smaller template values, or __launch_bounds__",
+            )  # fmt: skip
+
+
+def _three(texts: Sequence[str]) -> tuple[Expression, Expression, Expression]:
+    x, y, z = (*map(parse, texts), *map(parse, ["1"] * (3 - len(texts))))
+    return x, y, z
+
+
+def _choice(plan: KernelPlan, folder: Path | None) -> Choice:
+    record = plan.record
+    picks = record.config_picks()
+    rules = []
+    for rule in record.rules:
+        pick = {name: value for name, value in rule.items() if name not in ("when", "config")}
+        if "config" in rule and picks:
+            pick |= picks[int(str(rule["config"]))]
+        rules.append(Rule(parse(str(rule["when"])) if "when" in rule else None, pick))  # type: ignore[arg-type]
+    if record.choose == "smallest":
+        return Choice()
+    if record.choose == "rules" or record.tuning is None or folder is None:
+        return Choice(tuple(rules))
+    return Choice(tuple(rules), read_table(folder / record.tuning, plan.entry, candidates(plan)))
+
+
+def candidates(plan: KernelPlan) -> list[dict[str, Any]]:
+    """What a table picks among, each once, in the manifest's order."""
+    names, found = tuned_axes(plan), []
+    for variant in plan.variants:
+        pick = {name: variant.axes[name] for name in names}
+        if pick not in found:
+            found.append(pick)
+    return found
+
+
+def _verify(record: KernelEntry) -> dict[str, Json]:
+    if record.verify is None:
+        return {"cases": cases(record), "shapes": {name: list(dims) for name, dims in record.shapes.items()}}
+    return {
+        **record.verify.model_dump(mode="json"),
+        "cases": cases(record),
+        "shapes": {name: list(dims) for name, dims in record.shapes.items()},
+    }
+
+
+def _fill(fill: Any) -> Json:
+    return fill if isinstance(fill, str) else {"randint": list(fill.randint)}

@@ -1,0 +1,138 @@
+"""Time the candidates of tuned kernels on this GPU and write what was seen, for the next build to put into the bundle.
+
+Every candidate that fits a point is timed on the inputs that verification would use. All times are kept, so that a
+reviewer sees how close the second was.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from aotpack.build import build
+from aotpack.kernel_assembly import candidates, tuned_axes
+from aotpack.kernel_plan import KernelPlan
+from aotpack.kernel_verify import make_arguments
+from aotpack.manifest_model import Manifest
+from aotpack.plan import Plan, make_plan
+from aotpack.tuning import SCHEMA, load_table
+from aotpack_runtime import load
+from aotpack_runtime.errors import MissingDependency, UsageError
+from aotpack_runtime.format.gpu import Gpu, parse_arch, reject_cubin
+from aotpack_runtime.format.index import Variant
+from aotpack_runtime.kernel_entry import KernelEntry
+from aotpack_runtime.machine import this_machine
+
+Json = Any
+
+WARMUP_MS, MEASURED_MS = 25, 100
+"""Of each candidate at each point; triton.testing.do_bench's own defaults."""
+
+
+def tune(manifest: Manifest, *, only: str = "*", report: Callable[[str], None] = lambda line: None) -> list[Path]:
+    """Write the table of each entry that is `choose: tuned`, for this GPU's architecture; the paths.
+
+    Rows of other architectures stay, if they are of the same candidates. Raises MissingDependency without a GPU, torch
+    or triton, and UsageError when no entry is tuned.
+    """
+    gpu = this_machine().gpu
+    if gpu is None:
+        raise MissingDependency("a CUDA device", needed_for="tuning", install="(none): run it on a GPU")
+    testing = _testing()
+    plans = _tuned(make_plan(manifest, only=only), gpu)
+    if not plans:
+        raise UsageError(
+            "no entry of the manifest is `choose: tuned`", hint="give one `choose: tuned`, `key`, `tuning`"
+        )
+    written = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, plan in plans.items():
+            # The table that is to be written need not be there, and may be of other candidates.
+            bundle = build(manifest, Path(folder, name), only=name, target=plan.target, tables=False)
+            with load(bundle.path, device="cuda", mode="strict") as session:
+                entry = session[name]
+                assert isinstance(entry, KernelEntry)
+                rows = _rows(entry, plan, testing, report)
+            measured = {
+                "gpu": gpu.name,
+                "cuda_driver": ".".join(map(str, gpu.driver)),
+                "tools": dict(session.bundle.index.provenance["tools"]),
+                "rows": rows,
+            }
+            written.append(_write(manifest.path.absolute().parent, plan, str(gpu), measured))
+    return written
+
+
+def _testing() -> Any:
+    for package in ("torch", "triton"):
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise MissingDependency(package, needed_for="tuning") from error
+    return importlib.import_module("triton.testing")
+
+
+def _tuned(plan: Plan, gpu: Gpu) -> dict[str, KernelPlan]:
+    """The plan of each tuned entry for a target that this GPU runs; all targets have the same candidates."""
+    found: dict[str, KernelPlan] = {}
+    for entry in plan.entries:
+        if isinstance(entry, KernelPlan) and entry.record.choose == "tuned":
+            archs = {variant.arch for variant in entry.variants if variant.arch.startswith("sm_")}
+            if any(reject_cubin(arch, gpu) is None for arch in archs):
+                found.setdefault(entry.entry, entry)
+    return found
+
+
+def _rows(entry: KernelEntry, plan: KernelPlan, testing: Any, report: Callable[[str], None]) -> list[Json]:
+    key, axes = plan.record.key, plan.record.axis_values()
+    names = tuned_axes(plan)
+    rows: dict[str, Json] = {}
+    for seed, case in enumerate(entry.record.verify["cases"]):
+        groups: dict[str, dict[str, Variant]] = {}
+        for variant in entry.variants:
+            under = {axis: variant.axes[axis] for axis in key if axis in axes}
+            values = make_arguments(entry.record, variant, case, seed=seed)
+            if entry.reject(variant, values) is None:
+                pick = json.dumps({name: variant.axes[name] for name in names}, sort_keys=True)
+                groups.setdefault(json.dumps(under, sort_keys=True), {}).setdefault(pick, variant)
+        for given, fits in groups.items():
+            sizes = {name: case[name] for name in key if name in case}
+            times = {}
+            for pick, variant in fits.items():
+                run = entry.prepare(variant, make_arguments(entry.record, variant, case, seed=seed))
+                milliseconds = testing.do_bench(run, warmup=WARMUP_MS, rep=MEASURED_MS, return_mode="median")
+                times[pick] = round(1000 * float(milliseconds), 3)
+            ranked = sorted(times.items(), key=lambda item: item[1])
+            report(f"{plan.entry} {sizes} {given}: {ranked[0][0]} {ranked[0][1]} us, of {len(ranked)}")
+            rows[json.dumps([sizes, given], sort_keys=True)] = {
+                "sizes": sizes,
+                "given": json.loads(given),
+                "pick": json.loads(ranked[0][0]),
+                "times_us": [[json.loads(pick), time] for pick, time in ranked],
+            }
+    return list(rows.values())
+
+
+def _write(folder: Path, plan: KernelPlan, arch: str, measured: Json) -> Path:
+    assert plan.record.tuning is not None
+    parse_arch(arch)
+    path = folder / plan.record.tuning
+    wanted = candidates(plan)
+    old = load_table(path, plan.entry)
+    archs: Mapping[str, Json] = {}
+    if old is not None and sorted(map(_text, old["candidates"])) == sorted(map(_text, wanted)):
+        archs = old["archs"]
+    table = {"schema": SCHEMA, "entry": plan.entry, "candidates": wanted, "archs": {**archs, arch: measured}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
+    temporary.replace(path)
+    return path
+
+
+def _text(value: Json) -> str:
+    return json.dumps(value, sort_keys=True)

@@ -1,0 +1,1 @@
+"""The CUDA driver: asked what there is (`probe`), and told to load and launch (`cuda`)."""

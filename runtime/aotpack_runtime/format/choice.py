@@ -1,0 +1,139 @@
+"""Which of the variants that all fit a call is taken: rules that were written down, or times that were measured.
+
+Guards say what may run, a choice what is best. Nothing is timed in a server: a table comes from `aotpack tune`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from aotpack_runtime.format.expression import Env, Expression, parse
+
+Json = Any
+Axes = Mapping[str, int | float | str | bool]
+
+
+class _Chosen(Protocol):
+    @property
+    def axes(self) -> Axes: ...
+
+
+V = TypeVar("V", bound=_Chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Take variants with the axes `pick` when `when` holds (None: always) of the int arguments."""
+
+    when: Expression | None
+    pick: Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """The fastest axes seen at one key: `sizes` by argument name, under the axes `given` (such as a dtype)."""
+
+    sizes: Mapping[str, int]
+    given: Axes
+    pick: Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Rules are tried in order, the first whose `when` holds and whose pick fits the call wins. A table takes the row
+    whose sizes are nearest to the call's (by the sum of |log2 of the ratio|, the first of two equals) among those whose
+    pick fits it. Without either, or where neither helps, the first variant in file order is taken.
+
+    `tables` maps an architecture ("sm_90") to the rows measured there; another architecture of the same major version
+    uses them too, rather than none.
+    """
+
+    rules: tuple[Rule, ...] = ()
+    tables: Mapping[str, tuple[Timed, ...]] | None = None
+
+    def pick(self, fits: Sequence[V], env: Env, capability: tuple[int, int] | None) -> V:
+        """The best of `fits`, which is not empty and in file order."""
+        if len(fits) > 1:
+            rows = self._table(capability)
+            if rows:
+                ranked = sorted(rows, key=lambda row: _distance(row.sizes, env))  # stable: the first of two equals
+                for row in ranked:
+                    for variant in fits:
+                        if _matches(variant.axes, row.given) and _matches(variant.axes, row.pick):
+                            return variant
+            for rule in self.rules:
+                if rule.when is None or rule.when(env):
+                    for variant in fits:
+                        if _matches(variant.axes, rule.pick):
+                            return variant
+        return fits[0]
+
+    def names(self) -> set[str]:
+        """Int arguments it looks at."""
+        names = {name for rule in self.rules if rule.when is not None for name in rule.when.names}
+        return names | {name for rows in (self.tables or {}).values() for row in rows for name in row.sizes}
+
+    def _table(self, capability: tuple[int, int] | None) -> tuple[Timed, ...]:
+        if not self.tables or capability is None:
+            return ()
+        own = self.tables.get(f"sm_{capability[0]}{capability[1]}")
+        if own is not None:
+            return own
+        kin = (rows for arch, rows in sorted(self.tables.items()) if arch[3:-1] == str(capability[0]))
+        return next(kin, ())
+
+
+def _matches(axes: Axes, wanted: Axes) -> bool:
+    return all(axes.get(name) == value for name, value in wanted.items())
+
+
+def _distance(sizes: Mapping[str, int], env: Env) -> float:
+    """How far a call is from a measured one; sizes below 1 count as 1."""
+    return sum(abs(math.log2(max(env.get(name, 0), 1) / max(size, 1))) for name, size in sizes.items())
+
+
+def dump_choice(choice: Choice) -> Json:
+    record: dict[str, Json] = {}
+    if choice.rules:
+        record["rules"] = [
+            {"pick": dict(rule.pick)} | ({} if rule.when is None else {"when": rule.when.text}) for rule in choice.rules
+        ]
+    if choice.tables is not None:
+        record["tables"] = {
+            arch: [{"sizes": dict(row.sizes), "given": dict(row.given), "pick": dict(row.pick)} for row in rows]
+            for arch, rows in choice.tables.items()
+        }
+    return record
+
+
+def parse_choice(value: Json) -> Choice:
+    tables = value.get("tables")
+    return Choice(
+        rules=tuple(
+            Rule(parse(item["when"]) if "when" in item else None, parse_axes(item["pick"]))
+            for item in value.get("rules", ())
+        ),
+        tables=None
+        if tables is None
+        else {
+            arch: tuple(Timed(_sizes(row["sizes"]), parse_axes(row["given"]), parse_axes(row["pick"])) for row in rows)
+            for arch, rows in tables.items()
+        },
+    )
+
+
+def parse_axes(value: Json) -> Axes:
+    for name, item in value.items():
+        if not isinstance(item, int | float | str):
+            raise TypeError(f"axis {name!r} is {str(item)[:40]!r}")
+    return dict(value)
+
+
+def _sizes(value: Json) -> Mapping[str, int]:
+    for name, item in value.items():
+        if type(item) is not int:
+            raise TypeError(f"size {name!r} is {str(item)[:40]!r}")
+    return dict(value)

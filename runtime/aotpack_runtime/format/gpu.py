@@ -1,0 +1,91 @@
+"""GPUs as targets see them, and which compiled code runs on which.
+
+Sources: CUDA C++ Programming Guide, "Compute Capability" and "Feature availability" (binary compatibility: same major
+version and not an older minor one; `a`: that capability alone; `f`: the family), and the release notes of PTX ISA (the
+version each CUDA driver reads).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_PTX_OF_CUDA = {
+    (12, 0): (8, 0), (12, 1): (8, 1), (12, 2): (8, 2), (12, 3): (8, 3), (12, 4): (8, 4), (12, 5): (8, 5),
+    (12, 6): (8, 5), (12, 7): (8, 6), (12, 8): (8, 7), (12, 9): (8, 8), (13, 0): (9, 0), (13, 1): (9, 1),
+    (13, 2): (9, 2),
+}  # fmt: skip
+"""CUDA version of a driver -> newest PTX ISA that it reads."""
+
+NEWEST_CUDA = max(_PTX_OF_CUDA)
+
+_ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device: its compute capability, and the CUDA version that its driver implements."""
+
+    capability: tuple[int, int]
+    driver: tuple[int, int]
+    name: str = ""
+
+    def __str__(self) -> str:
+        major, minor = self.capability
+        return f"sm_{major}{minor}"
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """`sm_90a` (machine code) or `compute_80` (PTX): a capability, exact with the suffix a, of its family with f."""
+
+    text: str
+    capability: tuple[int, int]
+    suffix: str
+
+    @property
+    def ptx(self) -> bool:
+        return self.text.startswith("compute_")
+
+
+def parse_arch(text: str) -> Arch:
+    """ValueError when `text` is not of the form sm_90, sm_90a, sm_100f, compute_80."""
+    match = _ARCH.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text[:40]!r} is not an architecture such as sm_90")
+    return Arch(text, (int(match[2]), int(match[3])), match[4])
+
+
+def reject_cubin(value: str, gpu: Gpu) -> str | None:
+    """Why a cubin for `value` does not run on `gpu`."""
+    arch = parse_arch(value)
+    if arch.suffix == "a":
+        return None if gpu.capability == arch.capability else f"{value} runs on that capability alone, this is {gpu}"
+    if arch.suffix == "f":
+        return None if _family(arch, gpu) else f"{value} runs on its family alone, this is {gpu}"
+    if gpu.capability[0] == arch.capability[0] and gpu.capability[1] >= arch.capability[1]:
+        return None
+    return f"{value} runs on {arch.capability[0]}.x from {arch.capability[1]} on, this is {gpu}"
+
+
+def reject_ptx(value: str, gpu: Gpu) -> str | None:
+    """Why the driver of `gpu` cannot compile PTX of `value`, such as "compute_80 8.8" (its level and ISA version)."""
+    name, _, isa = value.partition(" ")
+    arch = parse_arch(name)
+    if arch.suffix == "a" and gpu.capability != arch.capability:
+        return f"PTX for {name} is for that capability alone, this is {gpu}"
+    if arch.suffix == "f" and not _family(arch, gpu):
+        return f"PTX for {name} is for its family alone, this is {gpu}"
+    if gpu.capability < arch.capability:
+        return f"PTX for {name} needs that capability or a newer one, this is {gpu}"
+    version = tuple(int(part) for part in isa.split("."))
+    reads = max((ptx for cuda, ptx in _PTX_OF_CUDA.items() if cuda <= gpu.driver), default=(0, 0))
+    if version <= reads:
+        return None
+    needed = next((cuda for cuda, ptx in _PTX_OF_CUDA.items() if ptx >= version), None)
+    least = f"{needed[0]}.{needed[1]}" if needed else "a newer version"
+    return f"PTX {isa} needs a driver of CUDA {least} or newer, this one is of CUDA {gpu.driver[0]}.{gpu.driver[1]}"
+
+
+def _family(arch: Arch, gpu: Gpu) -> bool:
+    return gpu.capability[0] == arch.capability[0] and gpu.capability[1] >= arch.capability[1]

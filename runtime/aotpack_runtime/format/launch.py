@@ -1,0 +1,184 @@
+"""How a kernel is launched, as data: what goes where in its parameter block, and how large its grid is.
+
+A compiler writes this down once, in our words, from what it knows and from the table in the cubin; the server needs
+neither Triton nor NVRTC to launch from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from aotpack_runtime.format.expression import Expression, parse
+
+Json = Any
+
+CODE_BYTES = {
+    "?": 1, "b": 1, "B": 1, "h": 2, "H": 2, "e": 2, "i": 4, "I": 4, "f": 4, "q": 8, "Q": 8, "d": 8,
+}  # fmt: skip
+"""`struct`'s letters for what a slot may hold -> its bytes. Q is also an address."""
+
+MAX_PARAMETER_BYTES = 32764
+"""Largest parameter block of a kernel (CUDA 12.1 and newer on sm_70 and newer; 4096 before)."""
+
+DESCRIPTOR_BYTES = 128
+"""Size of a CUtensorMap; the driver wants it at an address divisible by 64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One parameter of a kernel: a scalar or address as `struct` packs it, from the leaf `leaf` of the call; with no
+    leaf it is a hidden parameter that is given as 0 (Triton's scratch pointers, of kernels that use none)."""
+
+    offset: int
+    code: str
+    leaf: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A tensor descriptor (CUtensorMap) of the leaf `leaf`, made by the driver for each address, shape and strides.
+
+    `block` is the box that one copy moves, in elements, innermost last; `swizzle` and `element` are the values of
+    CUtensorMapSwizzle and CUtensorMapDataType.
+    """
+
+    offset: int
+    leaf: int
+    block: tuple[int, ...]
+    swizzle: int
+    element: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A size or stride of a tensor, passed beside its address or descriptor: `axis` of `sizes` or `strides`."""
+
+    offset: int
+    code: str
+    leaf: int
+    what: str
+    axis: int
+
+
+Parameter = Slot | Descriptor | Extent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One kernel of a cubin or PTX file and how it is launched.
+
+    `grid` (in blocks), `block` (in threads) and `shared` (dynamic shared memory, in bytes) are over the int arguments
+    of the call; `bytes` is the size of the parameter block.
+    """
+
+    symbol: str
+    parameters: tuple[Parameter, ...]
+    bytes: int
+    grid: tuple[Expression, Expression, Expression]
+    block: tuple[Expression, Expression, Expression]
+    shared: Expression
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    cooperative: bool = False
+    overlap: bool = False
+    """Programmatic dependent launch: the kernel waits itself for what the one before it wrote."""
+
+    def expressions(self) -> tuple[Expression, ...]:
+        return (*self.grid, *self.block, self.shared)
+
+
+def dump_launch(launch: Launch) -> Json:
+    record: dict[str, Json] = {
+        "symbol": launch.symbol,
+        "parameters": [_dump_parameter(parameter) for parameter in launch.parameters],
+        "bytes": launch.bytes,
+        "grid": [extent.text for extent in launch.grid],
+        "block": [extent.text for extent in launch.block],
+        "shared": launch.shared.text,
+    }
+    if launch.cluster != (1, 1, 1):
+        record["cluster"] = list(launch.cluster)
+    return record | {name: True for name in ("cooperative", "overlap") if getattr(launch, name)}
+
+
+def parse_launch(value: Json) -> Launch:
+    launch = Launch(
+        symbol=_text(value["symbol"]),
+        parameters=tuple(_parse_parameter(item) for item in value["parameters"]),
+        bytes=_number(value["bytes"], MAX_PARAMETER_BYTES),
+        grid=_three(value["grid"]),
+        block=_three(value["block"]),
+        shared=parse(_text(value["shared"])),
+        cluster=tuple(_number(item, 16) for item in value.get("cluster", (1, 1, 1))),  # type: ignore[arg-type]
+        cooperative=bool(value.get("cooperative", False)),
+        overlap=bool(value.get("overlap", False)),
+    )
+    if list(map(type, launch.cluster)).count(int) != 3 or 0 in launch.cluster:
+        raise ValueError(f"a cluster of {list(launch.cluster)}")
+    return launch
+
+
+def check_launch(launch: Launch, leaves: int, names: Collection[str]) -> None:
+    """ValueError unless parameters lie one after another in the block and are of the call's leaves and ints."""
+    end = 0
+    for parameter in launch.parameters:
+        size = DESCRIPTOR_BYTES if isinstance(parameter, Descriptor) else CODE_BYTES[parameter.code]
+        if parameter.offset < end:
+            raise ValueError(f"{launch.symbol}: two parameters lie at {parameter.offset}")
+        end = parameter.offset + size
+        if parameter.leaf is not None and not 0 <= parameter.leaf < leaves:
+            raise ValueError(f"{launch.symbol}: a parameter is argument {parameter.leaf} of {leaves}")
+    if end > launch.bytes:
+        raise ValueError(f"{launch.symbol}: parameters end at {end}, the block at {launch.bytes}")
+    for expression in launch.expressions():
+        for name in expression.names:
+            if name not in names:
+                raise ValueError(f"{launch.symbol}: {expression} names {name!r}, which is no int of the call")
+
+
+def _dump_parameter(parameter: Parameter) -> Json:
+    match parameter:
+        case Slot(offset, code, leaf):
+            return [offset, code, leaf]
+        case Extent(offset, code, leaf, what, axis):
+            return [offset, code, leaf, what, axis]
+        case Descriptor():
+            return {
+                "descriptor": parameter.leaf,
+                "offset": parameter.offset,
+                "block": list(parameter.block),
+                "swizzle": parameter.swizzle,
+                "element": parameter.element,
+            }
+
+
+def _parse_parameter(value: Json) -> Parameter:
+    match value:
+        case [int(offset), str(code), int() | None as leaf] if code in CODE_BYTES and offset >= 0:
+            return Slot(offset, code, leaf)
+        case [int(offset), str(code), int(leaf), "sizes" | "strides" as what, int(axis)] if (
+            code in CODE_BYTES and offset >= 0 and axis >= 0
+        ):
+            return Extent(offset, code, leaf, what, axis)
+        case {"descriptor": int(leaf), "offset": int(offset), "block": list(block)} if offset >= 0:
+            sizes = tuple(_number(item, 1 << 16) for item in block)
+            return Descriptor(offset, leaf, sizes, _number(value["swizzle"], 16), _number(value["element"], 32))
+    raise ValueError(f"not a parameter: {str(value)[:80]}")
+
+
+def _three(value: Json) -> tuple[Expression, Expression, Expression]:
+    x, y, z = (parse(_text(item)) for item in value)
+    return x, y, z
+
+
+def _number(value: Json, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"expected a number up to {most}, got {str(value)[:80]!r}")
+    return value
+
+
+def _text(value: Json) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {str(value)[:80]!r}")
+    return value

@@ -1,0 +1,306 @@
+"""A kernel as a callable: arguments in, one launch on the caller's stream, nothing returned.
+
+A call is judged once for its numbers, dtypes and alignments; calls like it are answered from the memo by a function
+compiled for the entry's signature. Each device has the variants that fit it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from aotpack_runtime.arrays import Argument, read_argument
+from aotpack_runtime.assemble import Serve
+from aotpack_runtime.bundle import Bundle
+from aotpack_runtime.dispatch import Hit, KernelDispatcher, Miss
+from aotpack_runtime.entry import Entry
+from aotpack_runtime.errors import ArtifactError
+from aotpack_runtime.format import index
+from aotpack_runtime.format.guard import DescriptorGuard, PointerGuard
+from aotpack_runtime.format.index import Variant
+from aotpack_runtime.format.target import Machine
+from aotpack_runtime.format.tensor import Call, TensorMeta
+from aotpack_runtime.format.tree import LEAF
+from aotpack_runtime.loaders import DRIVER, LOADERS, loader
+from aotpack_runtime.streams import said_stream
+
+
+class KernelEntry(Entry):
+    """A callable that takes the kernel's run-time arguments and the sizes of its grid, queues one launch on the
+    caller's current stream and returns None before it has run.
+
+    Tensors may be torch's, or have `__cuda_array_interface__` or `__dlpack__`; they are passed by address. The caller
+    keeps them alive and answers for what numbers say about them, as with the kernel itself.
+    """
+
+    def __init__(
+        self,
+        record: index.Entry,
+        *,
+        bundle: Bundle,
+        device: str,
+        machine: Machine,
+        reject: Callable[[Variant, Machine], str | None],
+        **rest: Any,
+    ) -> None:
+        super().__init__(record, device=device, **rest)
+        assert record.kernel is not None
+        self._kernel, self._bundle, self._machine, self._reject = record.kernel, bundle, machine, reject
+        self._ordinal = int(device.partition(":")[2] or 0)
+        self._pinned = ":" in device
+        self._dispatchers: dict[int, KernelDispatcher] = {}
+        self._streams = threading.local()
+        leaves = [
+            [variant.guards.leaves[place] for variant in record.variants] for place in range(len(record.parameters))
+        ]
+        self._described = [any(isinstance(guard, DescriptorGuard) for guard in guards) for guards in leaves]
+        aligned = [tuple(isinstance(guard, PointerGuard) and guard.aligned for guard in guards) for guards in leaves]
+        self._bind = compile_kernel(record, self._described, aligned, memo={}, slow=lambda key, values: values)
+        self._install(compile_kernel(record, self._described, aligned, memo=self._memo, slow=self._call))
+
+    @property
+    def operator(self) -> str:
+        """The torch operator that it is also called by, "" for none."""
+        return self._kernel.operator
+
+    def explain(self, /, *args: Any, **kwargs: Any) -> Hit | Miss:
+        """Which variant this call would hit, or why each was turned down. Runs and loads nothing."""
+        values: Any = self._bind(*args, **kwargs)
+        ordinal, call = self._describe([read_argument(value) for value in values])
+        return self._dispatcher(ordinal).choose(call)
+
+    def load(self, variant: Variant) -> None:
+        """Load a variant on the session's device now rather than at its first call."""
+        self._executable(variant, self._ordinal)
+
+    def reject(self, variant: Variant, values: Mapping[str, Any]) -> str | None:
+        """Why `variant` does not take the arguments `values`, None when it does."""
+        ordinal, call = self._describe([read_argument(values[name]) for name in self.record.parameter_names])
+        return self._reject(variant, self._machine.on(ordinal)) or variant.guards.reject(
+            call, self.record.parameter_names
+        )
+
+    def prepare(self, variant: Variant, values: Mapping[str, Any]) -> Callable[[], object]:
+        """A function that launches `variant`, and no other, with the arguments `values`, which it takes (`reject`):
+        for verification and tuning."""
+        arguments = [read_argument(values[name]) for name in self.record.parameter_names]
+        ordinal, call = self._describe(arguments)
+        foreign = not any(argument.is_torch for argument in arguments)
+        self._streams.handle = _stream_of(arguments)
+        serve = self._prepare(variant, ordinal, call, arguments, foreign=foreign)
+        numbers = [argument.value for argument in arguments]
+        return lambda: serve(*numbers)
+
+    def run_variant(self, variant: Variant, values: Mapping[str, Any]) -> None:
+        """Launch `variant`, and no other."""
+        self.prepare(variant, values)()
+
+    # ------------------------------------------------------------------------------------------------ a call
+
+    def _call(self, key: object, values: Sequence[object]) -> object:
+        """A call that the memo did not answer. `key` is that of torch's tensors, None where the fast way has none."""
+        arguments = [read_argument(value) for value in values]
+        numbers = [argument.value for argument in arguments]
+        if not all(argument.is_torch for argument in arguments if isinstance(argument.leaf, TensorMeta)):
+            key = None
+        foreign = key is None
+        if foreign:
+            key, self._streams.handle = self._foreign_key(arguments), _stream_of(arguments)
+            known = self._memo.get(key)
+            if known is not None:
+                return known(*numbers)
+        ordinal, call = self._describe(arguments)
+        serve = self._judge(ordinal, call, arguments, tuple(values), foreign=foreign)
+        self._remember(key, serve)
+        return serve(*numbers)
+
+    def _judge(
+        self, ordinal: int, call: Call, arguments: Sequence[Argument], values: tuple[object, ...], *, foreign: bool
+    ) -> Serve:
+        """What serves this call and all like it; GuardMiss when nothing does."""
+        while True:
+            decision = self._dispatcher(ordinal).choose(call)
+            if isinstance(decision, Miss):
+                return self._serve_miss(decision, values)[0]
+            try:
+                return self._prepare(decision.variant, ordinal, call, arguments, foreign=foreign)
+            except ArtifactError as error:
+                self.set_aside(decision.variant, error)
+
+    def _describe(self, arguments: Sequence[Argument]) -> tuple[int, Call]:
+        """The GPU that the call is for, and the call as guards see it."""
+        devices = dict.fromkeys(self._device_of(argument) for argument in arguments if _is_on_gpu(argument))
+        state = []
+        if len(devices) > 1:
+            state.append(f"arguments are on several devices: {', '.join(f'cuda:{one}' for one in devices)}")
+        ordinal = next(iter(devices), self._ordinal)
+        if self._pinned and ordinal != self._ordinal:
+            state.append(f"arguments are on cuda:{ordinal}, the session is for {self.device}")
+        leaves = tuple(argument.leaf for argument in arguments)
+        return ordinal, Call((LEAF,) * len(leaves), leaves, tuple(state))
+
+    def _device_of(self, argument: Argument) -> int:
+        """Ordinal of the GPU that an array is on; the driver is asked when neither the array nor their number says."""
+        assert isinstance(argument.leaf, TensorMeta)
+        said = argument.leaf.device.partition(":")[2]
+        if said:
+            return int(said)
+        driver = loader(DRIVER)
+        found = driver.device_of_address(argument.value) if driver.device_count() > 1 else self._ordinal
+        return self._ordinal if found is None else int(found)
+
+    def _foreign_key(self, arguments: Sequence[Argument]) -> tuple[object, ...]:
+        """What guards and launches look at in arguments that are not all torch's."""
+        parts: list[object] = []
+        for place, argument in enumerate(arguments):
+            leaf = argument.leaf
+            if isinstance(leaf, TensorMeta):
+                device = self._device_of(argument) if _is_on_gpu(argument) else leaf.device
+                parts += [leaf.dtype, device, leaf.offset, leaf.odd]
+                if self._described[place]:
+                    parts += [argument.value, leaf.shape, leaf.strides]
+            else:
+                parts += [type(leaf), None if type(leaf) in (float, bool) else leaf]
+        return tuple(parts)
+
+    def _prepare(
+        self, variant: Variant, ordinal: int, call: Call, arguments: Sequence[Argument], *, foreign: bool
+    ) -> Serve:
+        executable = self._executable(variant, ordinal)
+        given = [
+            (argument.leaf if isinstance(argument.leaf, TensorMeta) else None, argument.value) for argument in arguments
+        ]
+        serve: Serve = executable.prepare(
+            variant.guards.env(call),
+            given,
+            stream=(lambda ordinal: self._streams.handle) if foreign else _torch_stream(arguments),
+            tick=self.counter(variant.id),
+            through_torch=not foreign and sys.modules.get("torch") is not None,
+        )
+        return serve
+
+    # ------------------------------------------------------------------------------------------------ variants
+
+    def _dispatcher(self, ordinal: int) -> KernelDispatcher:
+        """Over the variants that fit the GPU numbered `ordinal`."""
+        found = self._dispatchers.get(ordinal)
+        if found is None:
+            with self._lock:
+                machine = self._machine.on(ordinal)
+                reasons = {variant.id: self._reject(variant, machine) for variant in self.record.variants}
+                reasons |= dict(self._skipped) if ordinal == self._ordinal else {}
+                skipped = [(name, reason) for name, reason in reasons.items() if reason]
+                found = self._dispatchers[ordinal] = KernelDispatcher(
+                    self.record.parameter_names,
+                    [variant for variant in self.record.variants if not reasons[variant.id]],
+                    skipped,
+                    choice=self._kernel.choice,
+                    capability=machine.gpu.capability if machine.gpu else None,
+                )
+        return found
+
+    def _executable(self, variant: Variant, ordinal: int) -> Any:
+        name = variant.id if ordinal == self._ordinal else f"{variant.id} on cuda:{ordinal}"
+        found = self._executables.get(name)
+        if found is None:
+            with self._lock:
+                found = self._executables.get(name)
+                if found is None:
+                    module = loader(LOADERS[variant.artifact.kind])
+                    found = self._executables[name] = module.load(variant, self._bundle.files(variant), ordinal)
+        return found
+
+    def _forget(self, variant: Variant) -> None:
+        self._dispatchers.clear()
+
+
+def _is_on_gpu(argument: Argument) -> bool:
+    return isinstance(argument.leaf, TensorMeta) and argument.leaf.device.startswith("cuda")
+
+
+def _stream_of(arguments: Sequence[Argument]) -> int:
+    """torch's current stream where a tensor of torch is among them; else as `streams` says."""
+    for argument in arguments:
+        if argument.is_torch and _is_on_gpu(argument):
+            ordinal = int(str(argument.leaf.device).partition(":")[2])  # type: ignore[union-attr]
+            return int(_torch_stream(arguments)(ordinal))
+    said = said_stream()
+    if said is not None:
+        return said
+    return next((argument.stream for argument in arguments if argument.stream is not None), 0)
+
+
+def _torch_stream(arguments: Sequence[Argument]) -> Callable[[int], int]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return lambda ordinal: said_stream() or 0
+    found: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+    return found
+
+
+def compile_kernel(
+    record: index.Entry,
+    described: Sequence[bool],
+    aligned: Sequence[tuple[bool, ...]],
+    *,
+    memo: dict[Any, Any],
+    slow: Callable[[Any, tuple[object, ...]], object],
+) -> Callable[..., object]:
+    """A function with the entry's signature that answers judged calls of torch's tensors from `memo`.
+
+    A key holds all that guards and launches look at: of a tensor its dtype, device and, where a variant asks, its
+    alignment (pointers that the same variants ask it of share one test); of an int its value; of floats and bools their
+    type. Its text holds parameter names that `format.index` checked, and nothing else from the bundle.
+    """
+    assert record.kernel is not None
+    names, kinds = record.parameter_names, record.kernel.types
+    groups: dict[tuple[bool, ...], list[int]] = {}
+    key: list[str] = []
+    first: list[str] = []
+    passed: list[str] = []
+    for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+        match kind:
+            case "Tensor":
+                first.append(f"        __a{place} = {name}.data_ptr()")
+                key.append(f"{name}.dtype, {name}.get_device()")
+                if described[place]:
+                    key.append(f"__a{place}, {name}.shape, {name}.stride()")
+                elif any(aligned[place]):
+                    groups.setdefault(aligned[place], []).append(place)
+                passed.append(f"__a{place}")
+            case "int":
+                key.append(f"{name}, {name}.__class__")
+                passed.append(name)
+            case _:
+                key.append(f"{name}.__class__")
+                passed.append(name)
+    key += [f"{_either(places)} & 15" for places in groups.values()]
+    ordinary = [name for name, each in zip(names, record.parameters, strict=True) if each.kind != "keyword_only"]
+    only = [name for name, each in zip(names, record.parameters, strict=True) if each.kind == "keyword_only"]
+    arguments = ", ".join(names) + ("," if len(names) == 1 else "")
+    text = "\n".join(
+        [
+            f"def launch({', '.join([*ordinary, *(['*'] if only else []), *only])}):",
+            "    try:",
+            *first,
+            f"        __key = ({', '.join(key)},)" if key else "        __key = ()",
+            "        __serve = __memo.get(__key)",
+            "    except __Error:  # no tensor of torch",
+            "        __key = __serve = None",
+            "    if __serve is None:",
+            f"        return __slow(__key, ({arguments}))",
+            f"    return __serve({', '.join(passed)})",
+        ]
+    )
+    scope: dict[str, Any] = {"__memo": memo, "__slow": slow, "__Error": Exception}
+    exec(compile(text, "<aotpack kernel entry>", "exec"), scope)  # noqa: S102 - see the docstring
+    function: Callable[..., object] = scope["launch"]
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
+
+
+def _either(places: Sequence[int]) -> str:
+    """The bits that any of the addresses has."""
+    return "(" + " | ".join(f"__a{place}" for place in places) + ")"

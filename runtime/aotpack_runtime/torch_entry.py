@@ -1,0 +1,141 @@
+"""A model as a callable: its variants, programs and source, over one set of weights."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+from aotpack_runtime.arguments import compile_entry, container_key, describe, flatten_all, is_plain_key
+from aotpack_runtime.assemble import Serve, assemble
+from aotpack_runtime.bundle import Bundle
+from aotpack_runtime.dispatch import Dispatcher, Hit, Miss
+from aotpack_runtime.entry import Entry
+from aotpack_runtime.errors import ArtifactError
+from aotpack_runtime.fallbacks import FALLBACKS, POLICIES
+from aotpack_runtime.format import index
+from aotpack_runtime.format.guard import TensorGuard
+from aotpack_runtime.format.index import Variant
+from aotpack_runtime.format.tree import LEAF
+from aotpack_runtime.loaders import LOADERS, loader
+
+
+class TorchEntry(Entry):
+    """A callable that binds like the model's own forward(), and returns what eager returns."""
+
+    def __init__(
+        self, record: index.Entry, *, bundle: Bundle, weights: Callable[[str], Any], policy: str, **rest: Any
+    ) -> None:
+        super().__init__(record, policy=policy, **rest)
+        self.weights, self._bundle = weights, bundle
+        self._serves: dict[tuple[str, bool], Serve] = {}
+        self._dispatcher = Dispatcher(record.parameter_names, self.variants, self._skipped)
+        self._fallbacks = [import_module(FALLBACKS[way]).Fallback(self) for way in POLICIES[policy]]
+        self._written = self._any("written")
+        self._leaf_kinds = _leaf_kinds(record, (*self.variants, *self.programs))
+        self._bind = compile_entry(record.parameters, None, aligned=False, memo={}, slow=lambda key, values: values)
+        self._install(compile_entry(record.parameters, None, aligned=False, memo={}, slow=self._call))
+        self._fast = False
+
+    def explain(self, /, *args: Any, **kwargs: Any) -> Hit | Miss:
+        """Which variant this call would hit, or why each was turned down. Runs and loads nothing."""
+        values = self._bind(*args, **kwargs)
+        trees, leaves = flatten_all(values)  # type: ignore[arg-type]
+        return self._dispatcher.choose(describe(trees, leaves, self.device))
+
+    def load(self, variant: Variant) -> None:
+        """Load a variant now rather than at its first call."""
+        self.serve_for(variant)
+
+    def serve_for(self, variant: Variant, *, counted: bool = True) -> Serve:
+        """The function that serves calls judged to fit `variant`, loaded once however many threads ask; its calls are
+        counted as calls of the variant, or (for a way that counts for itself) not."""
+        key = (variant.id, counted)
+        serve = self._serves.get(key)
+        if serve is None:
+            with self._lock:
+                serve = self._serves.get(key)
+                if serve is None:
+                    weights = self.weights(variant.weights)
+                    executable = self._executables.get(variant.id)
+                    if executable is None:
+                        module = loader(LOADERS[variant.artifact.kind])
+                        executable = module.load(variant, self._bundle.files(variant), weights)
+                        self._executables[variant.id] = executable
+                    tick = self.counter(variant.id) if counted else int
+                    serve = self._serves[key] = assemble(variant, executable, tick=tick, lock=weights.state_lock)
+        return serve
+
+    def close(self) -> None:
+        """Let go of every executable; calls raise SessionClosed from now on."""
+        super().close()
+        with self._lock:
+            self._serves.clear()
+
+    # ------------------------------------------------------------------------------------------------ a call
+
+    def _call(self, key: tuple[object, ...] | None, values: tuple[object, ...]) -> object:
+        """A call that the memo did not answer: judge it in full, serve it, remember the judgement."""
+        if not self._fast and sys.modules.get("torch") is not None:
+            self._go_fast()
+        trees, leaves = flatten_all(values)
+        if self._leaf_kinds is None:
+            key = container_key(trees, leaves, written=self._written)
+            known = self._memo.get(key) if key is not None else None
+            if known is not None:
+                return known(*leaves)
+        serve, remember = self._judge(describe(trees, leaves, self.device), values)
+        if (
+            remember
+            and key is not None
+            and is_plain_key(key)
+            and all(tree == LEAF for tree in trees) | (self._leaf_kinds is None)
+        ):
+            self._remember(key, serve)
+        return serve(*leaves)
+
+    def _judge(self, call: Any, values: tuple[object, ...]) -> tuple[Serve, bool]:
+        """What serves this call, and whether the same serves every call judged alike."""
+        while True:
+            decision = self._dispatcher.choose(call)
+            if isinstance(decision, Miss):
+                return self._serve_miss(decision, values)
+            try:
+                return self.serve_for(decision.variant), True
+            except ArtifactError as error:
+                self.set_aside(decision.variant, error)
+
+    def _forget(self, variant: Variant) -> None:
+        remaining = [item for item in self._dispatcher.variants if item.id != variant.id]
+        self._dispatcher = Dispatcher(self.record.parameter_names, remaining, self._skipped)
+
+    def _go_fast(self) -> None:
+        """torch is there now: answer judged calls from a function compiled for its tensors."""
+        with self._lock:
+            if self._fast:
+                return
+            kinds = self._leaf_kinds
+            self._install(
+                compile_entry(
+                    self.record.parameters, kinds, memo=self._memo, slow=self._call,
+                    aligned=self._any("aligned"), written=self._written,
+                )
+            )  # fmt: skip
+            self._fast = True
+
+    def _any(self, field: str) -> bool:
+        """Does a variant ask this of a tensor?"""
+        guards = (guard for variant in self.variants for guard in variant.guards.leaves)
+        return any(getattr(guard, field) for guard in guards if isinstance(guard, TensorGuard))
+
+
+def _leaf_kinds(record: index.Entry, variants: Sequence[Variant]) -> tuple[str, ...] | None:
+    """For each parameter what variants expect: "tensor", "scalar" or "mixed"; None when any takes containers."""
+    seen: list[set[bool]] = [set() for _ in record.parameters]
+    for variant in variants:
+        if any(tree != LEAF for tree in variant.guards.trees):
+            return None
+        for kinds, guard in zip(seen, variant.guards.leaves, strict=True):
+            kinds.add(isinstance(guard, TensorGuard))
+    return tuple("mixed" if len(kinds) != 1 else "tensor" if True in kinds else "scalar" for kinds in seen)

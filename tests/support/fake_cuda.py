@@ -1,0 +1,115 @@
+"""A CUDA driver that loads nothing and writes down every launch: what is packed is read back from the block's memory.
+
+It stands in for `aotpack_runtime.drivers.cuda` where there is no GPU; the GPU tests run the same calls on the real one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from aotpack_runtime.drivers import cuda
+from aotpack_runtime.format.gpu import Gpu
+from aotpack_runtime.machine import Machine, this_machine
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """One launch: of which symbol on which device, how large, and the parameters as the driver would read them."""
+
+    symbol: str
+    device: int
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared: int
+    stream: int
+    parameters: int
+
+    def read(self, place: int, kind: Any) -> Any:
+        """Parameter number `place`; only while the launch is made is its memory its own."""
+        address = ctypes.c_void_p.from_address(self.parameters + 8 * place).value
+        return kind.from_address(address).value
+
+
+class Array:
+    """An array on a GPU that is not there: an address and what the CUDA array interface says of it."""
+
+    def __init__(self, address: int, typestr: str = "<f4", shape: tuple[int, ...] = (1024,), **more: Any) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (address, False), "typestr": typestr, "shape": shape, "version": 3, **more,
+        }  # fmt: skip
+
+
+@dataclass
+class FakeDriver:
+    """`seen` gets what `look` makes of each launch; `loads` the files that were loaded."""
+
+    gpus: tuple[Gpu, ...]
+    look: Callable[[Launched], Any] = lambda launched: launched
+    seen: list[Any] = field(default_factory=list)
+    loads: list[bytes] = field(default_factory=list)
+    shared_limit: int = 232448
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def machine(self) -> Machine:
+        machine = this_machine()
+        machine.__dict__.update(devices=("cpu", "cuda"), gpus=self.gpus)
+        return machine
+
+    def launch(self, handle: tuple[str, int], *numbers: int) -> tuple[int]:
+        gx, gy, gz, bx, by, bz, shared, stream, parameters, extra = numbers
+        assert extra == 0
+        launched = Launched(handle[0], handle[1], (gx, gy, gz), (bx, by, bz), shared, stream, parameters)
+        found = self.look(launched)
+        with self.lock:
+            self.seen.append(found)
+        return (0,)
+
+
+@dataclass
+class _Device:
+    ordinal: int
+    handle: int = 0
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        yield
+
+    def is_current(self) -> bool:
+        return True
+
+
+def install(patch: pytest.MonkeyPatch, capabilities: Sequence[tuple[int, int]] = ((9, 0),)) -> FakeDriver:
+    """Put the fake in the driver's place for as long as `patch` holds."""
+    from aotpack_runtime.loaders import cubin
+
+    driver = FakeDriver(tuple(Gpu(one, (13, 0), "a fake GPU") for one in capabilities))
+
+    class Library:
+        def __init__(self, data: bytes) -> None:
+            driver.loads.append(data)
+
+        def function(self, symbol: str, on: _Device) -> Function:
+            return Function(symbol, on)
+
+    class Function:
+        def __init__(self, symbol: str, on: _Device) -> None:
+            self.handle, self.device = (symbol, on.ordinal), on
+
+        def allow_shared(self, size_bytes: int) -> None:
+            if size_bytes > driver.shared_limit:
+                raise cuda.DriverError(f"cuFuncSetAttribute: no {size_bytes} bytes")
+
+    patch.setattr(cuda, "Library", Library)
+    patch.setattr(cuda, "device", _Device)
+    patch.setattr(cuda, "device_count", lambda: len(driver.gpus))
+    patch.setattr(cuda, "device_of_address", lambda address: address >> 40)
+    patch.setattr(cuda, "launch", driver.launch)
+    patch.setattr(cubin, "_libraries", {})
+    return driver

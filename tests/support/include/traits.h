@@ -1,0 +1,2 @@
+#pragma once
+#define MAX_BYTES 16
