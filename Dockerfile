@@ -3,6 +3,10 @@
 #   docker build --build-arg MANIFEST=quickstart.yaml -t quickstart .     a manifest of manifests/, built into the image
 #   docker run --read-only --tmpfs /tmp -p 8000:8000 quickstart
 #
+# Kernels need no torch in either stage, and no C++ compiler:
+#
+#   docker build --target serve-kernels --build-arg MANIFEST=llm_kernels.yaml -t llm-kernels .
+#
 # The build stage has a C++ compiler and the builder. The serve stage has the runtime, torch and the bundle: nothing in
 # it can compile, and what it runs is what `aotpack build` compared with eager.
 
@@ -32,6 +36,24 @@ ARG PACKAGES=""
 RUN if [ -n "${PACKAGES}" ]; then pip install ${PACKAGES}; fi
 ARG MANIFEST=quickstart.yaml
 RUN aotpack build "manifests/${MANIFEST}" --output /bundle
+
+FROM python:${PYTHON}-slim AS build-kernels
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY runtime runtime
+COPY aotpack aotpack
+RUN pip wheel --no-deps --wheel-dir /wheels ./runtime \
+ && pip install ./runtime '.[triton,nvrtc]'
+COPY manifests manifests
+ARG MANIFEST=llm_kernels.yaml
+RUN aotpack build "manifests/${MANIFEST}" --output /bundle
+
+# What a server of kernels stands on: Python, the runtime, cuda-bindings, and the driver of its host.
+FROM python:${PYTHON}-slim AS serve-kernels
+RUN --mount=type=bind,from=build-kernels,source=/wheels,target=/wheels \
+    pip install --no-cache-dir /wheels/*.whl 'cuda-bindings>=12.9'
+COPY --from=build-kernels /bundle /bundle
 
 FROM base AS serve
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \

@@ -31,6 +31,9 @@ class Entry:
     ArtifactError when an artifact does not load, and whatever the model itself raises.
     """
 
+    last_words: ClassVar[str] = "and a miss is an error (mode strict, or on_miss: error)"
+    """What GuardMiss says of an entry that has no way to serve a miss."""
+
     __call__: ClassVar[Callable[..., Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Entry:  # noqa: PYI034 - of a class of its own
@@ -137,7 +140,7 @@ class Entry:
                 return prepared.serve, prepared.remember
             problems.append(prepared)
         self.counter("error")()
-        why = "; ".join(problems) or "and a miss is an error (mode strict, or on_miss: error)"
+        why = "; ".join(problems) or self.last_words
         raise GuardMiss(self.record.name, miss.reasons, why=why)
 
     def _install(self, function: Callable[..., object]) -> None:

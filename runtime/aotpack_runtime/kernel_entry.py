@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from aotpack_runtime.arrays import Argument, read_argument
 from aotpack_runtime.assemble import Serve
@@ -35,6 +35,8 @@ class KernelEntry(Entry):
     keeps them alive and answers for what numbers say about them, as with the kernel itself.
     """
 
+    last_words = "and this version runs a kernel in no other way"
+
     def __init__(
         self,
         record: index.Entry,
@@ -57,6 +59,9 @@ class KernelEntry(Entry):
         ]
         self._described = [any(isinstance(guard, DescriptorGuard) for guard in guards) for guards in leaves]
         aligned = [tuple(isinstance(guard, PointerGuard) and guard.aligned for guard in guards) for guards in leaves]
+        # With several GPUs the driver has to be asked where each array is.
+        quick = len(machine.gpus) == 1 and not any(self._described)
+        self._foreign = compile_foreign(record, aligned) if quick else None
         self._bind = compile_kernel(record, self._described, aligned, memo={}, slow=lambda key, values: values)
         self._install(compile_kernel(record, self._described, aligned, memo=self._memo, slow=self._call))
 
@@ -101,6 +106,13 @@ class KernelEntry(Entry):
 
     def _call(self, key: object, values: Sequence[object]) -> object:
         """A call that the memo did not answer. `key` is that of torch's tensors, None where the fast way has none."""
+        quick = self._read_quickly(values) if key is None else None
+        if quick is not None:
+            known = self._memo.get(quick.key)
+            if known is not None:
+                said = said_stream()
+                self._streams.handle = said if said is not None else quick.stream or 0
+                return known(*quick.packed)
         arguments = [read_argument(value) for value in values]
         numbers = [argument.value for argument in arguments]
         if not all(argument.is_torch for argument in arguments if isinstance(argument.leaf, TensorMeta)):
@@ -113,8 +125,22 @@ class KernelEntry(Entry):
                 return known(*numbers)
         ordinal, call = self._describe(arguments)
         serve = self._judge(ordinal, call, arguments, tuple(values), foreign=foreign)
-        self._remember(key, serve)
+        if all(map(_is_constant, values, arguments)):
+            self._remember(key, serve)
+            if quick is not None and not any(argument.is_torch for argument in arguments):
+                self._remember(quick.key, serve)
         return serve(*numbers)
+
+    def _read_quickly(self, values: Sequence[object]) -> Quick | None:
+        """The call as one of arrays with the CUDA array interface, None for any other."""
+        if self._foreign is None:
+            return None
+        try:
+            found = Quick(*self._foreign(*values))
+            hash(found.key)
+        except Exception:
+            return None
+        return found
 
     def _judge(
         self, ordinal: int, call: Call, arguments: Sequence[Argument], values: tuple[object, ...], *, foreign: bool
@@ -147,8 +173,7 @@ class KernelEntry(Entry):
         said = argument.leaf.device.partition(":")[2]
         if said:
             return int(said)
-        driver = loader(DRIVER)
-        found = driver.device_of_address(argument.value) if driver.device_count() > 1 else self._ordinal
+        found = loader(DRIVER).device_of_address(argument.value) if len(self._machine.gpus) > 1 else None
         return self._ordinal if found is None else int(found)
 
     def _foreign_key(self, arguments: Sequence[Argument]) -> tuple[object, ...]:
@@ -216,6 +241,11 @@ class KernelEntry(Entry):
         self._dispatchers.clear()
 
 
+def _is_constant(value: object, argument: Argument) -> bool:
+    """May a key hold `value`? Not a number of a class that could say another one next time."""
+    return isinstance(argument.leaf, TensorMeta) or isinstance(value, int | float) or type(value).__module__ == "numpy"
+
+
 def _is_on_gpu(argument: Argument) -> bool:
     return isinstance(argument.leaf, TensorMeta) and argument.leaf.device.startswith("cuda")
 
@@ -240,6 +270,14 @@ def _torch_stream(arguments: Sequence[Argument]) -> Callable[[int], int]:
     return found
 
 
+class Quick(NamedTuple):
+    """A call of foreign arrays: its key, what is packed, and the stream that an array names."""
+
+    key: tuple[object, ...]
+    packed: tuple[object, ...]
+    stream: int | None
+
+
 def compile_kernel(
     record: index.Entry,
     described: Sequence[bool],
@@ -250,39 +288,27 @@ def compile_kernel(
 ) -> Callable[..., object]:
     """A function with the entry's signature that answers judged calls of torch's tensors from `memo`.
 
-    A key holds all that guards and launches look at: of a tensor its dtype, device and, where a variant asks, its
-    alignment (pointers that the same variants ask it of share one test); of an int its value; of floats and bools their
-    type. Its text holds parameter names that `format.index` checked, and nothing else from the bundle.
+    A key holds all that guards and launches look at: of a tensor its dtype and device, and where a variant asks its
+    alignment, or (of what is passed by descriptor) its address, shape and strides; of an int its value; of floats and
+    bools their type. Its text holds parameter names that `format.index` checked, and nothing else from the bundle.
     """
     assert record.kernel is not None
     names, kinds = record.parameter_names, record.kernel.types
-    groups: dict[tuple[bool, ...], list[int]] = {}
+    first = [f"        __a{n} = {name}.data_ptr()" for n, (name, kind) in enumerate(zip(names, kinds, strict=True))
+             if kind == "Tensor"]  # fmt: skip
     key: list[str] = []
-    first: list[str] = []
-    passed: list[str] = []
     for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
-        match kind:
-            case "Tensor":
-                first.append(f"        __a{place} = {name}.data_ptr()")
-                key.append(f"{name}.dtype, {name}.get_device()")
-                if described[place]:
-                    key.append(f"__a{place}, {name}.shape, {name}.stride()")
-                elif any(aligned[place]):
-                    groups.setdefault(aligned[place], []).append(place)
-                passed.append(f"__a{place}")
-            case "int":
-                key.append(f"{name}, {name}.__class__")
-                passed.append(name)
-            case _:
-                key.append(f"{name}.__class__")
-                passed.append(name)
-    key += [f"{_either(places)} & 15" for places in groups.values()]
-    ordinary = [name for name, each in zip(names, record.parameters, strict=True) if each.kind != "keyword_only"]
-    only = [name for name, each in zip(names, record.parameters, strict=True) if each.kind == "keyword_only"]
+        if kind == "Tensor":
+            key.append(f"{name}.dtype, {name}.get_device()")
+            key += [f"__a{place}, {name}.shape, {name}.stride()"] if described[place] else []
+        else:
+            key.append(_number_key(name, kind))
+    key += _alignment_keys(described, aligned)
+    passed = [f"__a{place}" if kind == "Tensor" else names[place] for place, kind in enumerate(kinds)]
     arguments = ", ".join(names) + ("," if len(names) == 1 else "")
     text = "\n".join(
         [
-            f"def launch({', '.join([*ordinary, *(['*'] if only else []), *only])}):",
+            f"def launch({_signature(record)}):",
             "    try:",
             *first,
             f"        __key = ({', '.join(key)},)" if key else "        __key = ()",
@@ -301,6 +327,56 @@ def compile_kernel(
     return function
 
 
-def _either(places: Sequence[int]) -> str:
-    """The bits that any of the addresses has."""
-    return "(" + " | ".join(f"__a{place}" for place in places) + ")"
+def compile_foreign(
+    record: index.Entry, aligned: Sequence[tuple[bool, ...]]
+) -> Callable[..., tuple[tuple[object, ...], tuple[object, ...], int | None]]:
+    """A function that reads the arguments of a call of arrays with the CUDA array interface: its key, what is packed,
+    and the stream that an array names. It raises for whatever else there is among them, which is then read one by one.
+
+    The same of a key holds as in `compile_kernel`; all arrays are on the one GPU there is.
+    """
+    assert record.kernel is not None
+    names, kinds = record.parameter_names, record.kernel.types
+    lines, key, streams = [], ["'array interface'"], []
+    for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+        if kind != "Tensor":
+            key.append(_number_key(name, kind))
+            continue
+        lines += [f"    __i{place} = {name}.__cuda_array_interface__", f"    __a{place} = __i{place}['data'][0]"]
+        key.append(f"{name}.__class__, __i{place}['typestr'], __i{place}.get('mask') is None")
+        streams.append(f"__i{place}.get('stream')")
+    key += _alignment_keys([False] * len(names), aligned)
+    passed = "".join(f"__a{place}, " if kind == "Tensor" else f"{names[place]}, " for place, kind in enumerate(kinds))
+    text = "\n".join(
+        [
+            f"def read({', '.join(names)}):",
+            *lines,
+            f"    return ({', '.join(key)},), ({passed}), {' or '.join(streams) or 'None'}",
+        ]
+    )
+    scope: dict[str, Any] = {}
+    exec(compile(text, "<aotpack kernel entry>", "exec"), scope)  # noqa: S102 - as in compile_kernel
+    function: Callable[..., tuple[tuple[object, ...], tuple[object, ...], int | None]] = scope["read"]
+    return function
+
+
+def _number_key(name: str, kind: str) -> str:
+    return f"{name}, {name}.__class__" if kind == "int" else f"{name}.__class__"
+
+
+def _alignment_keys(described: Sequence[bool], aligned: Sequence[tuple[bool, ...]]) -> list[str]:
+    """One test for all pointers that the same variants want aligned: the bits that any of their addresses has."""
+    groups: dict[tuple[bool, ...], list[str]] = {}
+    for place, wanted in enumerate(aligned):
+        if any(wanted) and not described[place]:
+            groups.setdefault(wanted, []).append(f"__a{place}")
+    return [f"({' | '.join(addresses)}) & 15" for addresses in groups.values()]
+
+
+def _signature(record: index.Entry) -> str:
+    parts: list[str] = []
+    for parameter in record.parameters:
+        if parameter.kind == "keyword_only" and "*" not in parts:
+            parts.append("*")
+        parts.append(parameter.name)
+    return ", ".join(parts)

@@ -330,8 +330,8 @@ entries:
         ),
         pytest.param(
             "kind: torch_export",
-            "kind: triton\n    op: x",
-            "6:11 entries.encoder.kind: kind 'triton' is not supported by this version; supported: torch_export",
+            "kind: onnx\n    op: x",
+            "6:11 entries.encoder.kind: kind 'onnx' is not supported by this version; supported: torch_export, triton, nvrtc",
             id="other-kind",
         ),
         pytest.param(

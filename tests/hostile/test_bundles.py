@@ -347,13 +347,20 @@ def test_text_that_is_no_index_is_refused(what: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("version", [0, 2, 99, -1, 1.0, "1", True, None, [1], {"v": 1}], ids=repr)
+@pytest.mark.parametrize("version", [0, 3, 99, -1, 1.0, 2.0, "1", True, None, [1], {"v": 1}], ids=repr)
 def test_another_format_version_is_named_with_those_that_are_read(version: Json, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedFormat) as caught:
         open_bundle(write_bundle(tmp_path / "b", index_record() | {"format": version}))
     assert caught.value.found == version
     assert caught.value.exit_code == 6
-    assert "this aotpack-runtime reads 1" in caught.value.message
+    assert caught.value.message.endswith("this aotpack-runtime reads 1, 2")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_each_format_version_of_the_ledger_is_read(version: int, tmp_path: Path) -> None:
+    bundle = open_bundle(write_bundle(tmp_path / "b", index_record() | {"format": version}))
+    assert list(bundle.index.entries) == ["encoder"]
+    bundle.close()
 
 
 RECORDS: Mapping[str, tuple[Callable[[Json], object], str]] = {

@@ -214,7 +214,7 @@ def test_a_touched_source_is_the_same_and_an_edited_one_is_exported_again(projec
     project.model.write_text(MODEL.replace("relu", "sigmoid"))
     assert [job["status"] for job in project.json("plan", "manifest.yaml")["jobs"]] == [
         "changed: file model.py",
-        *["after its export"] * 2,
+        *["after model/export/cpu"] * 2,
     ]
     project.model.write_text(MODEL)
     assert [job["status"] for job in project.json("plan", "manifest.yaml")["jobs"]] == ["cached"] * 3
@@ -257,7 +257,7 @@ def test_a_plan_says_what_it_would_do_and_does_nothing(project: Project, bare: P
     bare.manifest.write_text(manifest_text())
     bare.model.write_text("this is not Python")
     value = bare.json("plan", "manifest.yaml")
-    assert [job["status"] for job in value["jobs"]] == ["new", "after its export", "after its export"]
+    assert [job["status"] for job in value["jobs"]] == ["new", *["after model/export/cpu"] * 2]
     assert value["to_run"] == 3
     assert value["estimated_seconds"] > 0
     assert value["estimated_bytes"] > 0

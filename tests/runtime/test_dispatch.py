@@ -162,18 +162,18 @@ def test_state_around_the_call_turns_every_variant_down() -> None:
     assert set(found.reasons.values()) == {"autocast is on for cpu with bfloat16"}
 
 
-def test_a_miss_names_every_variant_with_its_reason_in_order() -> None:
+def test_a_miss_names_every_variant_with_its_reason_in_order_and_those_for_other_hosts_last() -> None:
     found = Dispatcher(("x",), [ONE, WIDE, HALF], [("cuda", "no CUDA device on this host")]).choose(call(tensor(40, 4)))
     assert isinstance(found, Miss)
     assert list(found.reasons.items()) == [
-        ("cuda", "no CUDA device on this host"),
         ("b1", "x.shape[0]: expected 1, got 40"),
         ("b1_32", "x.shape[0]: expected 1..32, got 40"),
         ("half", "x.dtype: expected float16, got float32"),
+        ("cuda", "no CUDA device on this host"),
     ]
     assert str(found) == (
-        "miss: cuda: no CUDA device on this host; b1: x.shape[0]: expected 1, got 40; "
-        "b1_32: x.shape[0]: expected 1..32, got 40; half: x.dtype: expected float16, got float32"
+        "miss: b1: x.shape[0]: expected 1, got 40; b1_32: x.shape[0]: expected 1..32, got 40; "
+        "half: x.dtype: expected float16, got float32; cuda: no CUDA device on this host"
     )
 
 

@@ -89,8 +89,10 @@ def test_every_need_can_be_allowed_and_no_other_is() -> None:
     needs = {
         "arch": "vax",
         "cpu": "avx999",
+        "cubin": "sm_999",
         "glibc": "9",
         "libstdcxx": "9",
+        "ptx": "compute_80 99.9",
         "python": "cp9",
         "torch": "9",
         "torch_min": "9",

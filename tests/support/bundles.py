@@ -32,6 +32,7 @@ class Host:
     libstdcxx: str | None = "3.4.30"
     python: str = "cp311"
     gpu: Gpu | None = None
+    gpus: tuple[Gpu, ...] = ()
 
     def on(self, index: int) -> Host:
         return self

@@ -44,6 +44,7 @@ PUBLIC = [
     "UnsupportedFormat",
     "WeightsError",
     "load",
+    "use_stream",
 ]
 
 
@@ -165,7 +166,8 @@ def test_a_public_class_has_what_the_contract_says(owner: str, names: str) -> No
 @pytest.mark.parametrize("kind", LOADERS)
 def test_each_artifact_kind_has_a_loader(kind: str) -> None:
     pytest.importorskip("torch", reason="loaders need torch")
-    assert list(inspect.signature(import_module(LOADERS[kind]).load).parameters) == ["variant", "files", "weights"]
+    third = "ordinal" if kind in {"cubin", "ptx"} else "weights"
+    assert list(inspect.signature(import_module(LOADERS[kind]).load).parameters) == ["variant", "files", third]
 
 
 def test_weights_and_sources_are_where_the_table_says() -> None:
