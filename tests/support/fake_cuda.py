@@ -33,8 +33,15 @@ class Launched:
 
     def read(self, place: int, kind: Any) -> Any:
         """Parameter number `place`; only while the launch is made is its memory its own."""
-        address = ctypes.c_void_p.from_address(self.parameters + 8 * place).value
-        return kind.from_address(address).value
+        return kind.from_address(self.address(place)).value
+
+    def address(self, place: int) -> int:
+        """Where parameter number `place` lies."""
+        return ctypes.c_void_p.from_address(self.parameters + 8 * place).value or 0
+
+    def bytes(self, place: int, size: int) -> bytes:
+        """`size` bytes of parameter number `place`."""
+        return ctypes.string_at(self.address(place), size)
 
 
 class Array:
@@ -48,12 +55,14 @@ class Array:
 
 @dataclass
 class FakeDriver:
-    """`seen` gets what `look` makes of each launch; `loads` the files that were loaded."""
+    """`seen` gets what `look` makes of each launch; `loads` the files that were loaded, or tried: `broken` ones do not
+    load."""
 
     gpus: tuple[Gpu, ...]
     look: Callable[[Launched], Any] = lambda launched: launched
     seen: list[Any] = field(default_factory=list)
     loads: list[bytes] = field(default_factory=list)
+    broken: set[bytes] = field(default_factory=set)
     shared_limit: int = 232448
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -94,6 +103,9 @@ def install(patch: pytest.MonkeyPatch, capabilities: Sequence[tuple[int, int]] =
     class Library:
         def __init__(self, data: bytes) -> None:
             driver.loads.append(data)
+            assert len(driver.loads) < 1000, "tried for ever"
+            if data in driver.broken:
+                raise cuda.DriverError("the driver does not load it: CUDA_ERROR_INVALID_IMAGE")
 
         def function(self, symbol: str, on: _Device) -> Function:
             return Function(symbol, on)
@@ -109,7 +121,7 @@ def install(patch: pytest.MonkeyPatch, capabilities: Sequence[tuple[int, int]] =
     patch.setattr(cuda, "Library", Library)
     patch.setattr(cuda, "device", _Device)
     patch.setattr(cuda, "device_count", lambda: len(driver.gpus))
-    patch.setattr(cuda, "device_of_address", lambda address: address >> 40)
+    patch.setattr(cuda, "device_of_address", lambda address: address >> 40 if address else None)
     patch.setattr(cuda, "launch", driver.launch)
     patch.setattr(cubin, "_libraries", {})
     return driver

@@ -2,7 +2,8 @@
 
 FORMAT_VERSION ledger
     1  2026-11  first version: kinds aoti and exported
-    2  2026-11  adds entries of kernels: kinds cubin and ptx, Variant.axes and .launch, Entry.kernel; reads 1
+    2  2026-11  adds entries of kernels: kinds cubin and ptx, Variant.axes and .launch, Entry.kernel; what many variants
+                have in common stands once, under `shared`; reads 1
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ from aotpack_runtime.format.tree import Tree
 
 FORMAT_VERSION = 2
 READS = (1, 2)
+
+SHARED = ("target", "outputs", "constants")
+"""Fields of a variant that are written as a number, of the place under `shared` where their value stands."""
 
 Json = Any
 Example = tuple[tuple[int, ...] | int | None, ...]
@@ -213,12 +217,19 @@ class Index:
 
 def dump(index: Index) -> bytes:
     """The bytes of index.json: one line, sorted keys, the same index gives the same bytes."""
+    shared: dict[bytes, int] = {}
+    entries = {name: _dump_entry(entry) for name, entry in sorted(index.entries.items())}
+    for entry in entries.values():
+        for record in (*entry["variants"], *entry["programs"]):
+            for field_name in SHARED:
+                record[field_name] = shared.setdefault(canonical(record[field_name]), len(shared))
     return canonical(
         {
             "format": FORMAT_VERSION,
             "bundle": {"name": index.name, "version": index.version, "labels": dict(index.labels)},
             "requires": dict(index.requires),
-            "entries": {name: _dump_entry(entry) for name, entry in index.entries.items()},
+            "shared": [json.loads(text) for text in shared],
+            "entries": entries,
             "weights": {
                 "file": _dump_file(index.weights_file) if index.weights_file else None,
                 "sets": {name: _dump_set(item) for name, item in index.weight_sets.items()},
@@ -324,11 +335,14 @@ def parse(data: bytes, member: str = layout.INDEX) -> Index:
         except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise MalformedBundle(member, " ".join(f"{place}: {error}".split())[:300]) from None
 
+    shared = _Shared(root.get("shared", []))
+
     def entry(name: str, value: Json) -> Entry:
         def variants(key: str) -> tuple[Variant, ...]:
             items = at(f"entries.{name}", lambda record: list(record[key]), value)
             return tuple(
-                at(f"entries.{name}.{key}[{position}]", parse_variant, item) for position, item in enumerate(items)
+                at(f"entries.{name}.{key}[{position}]", lambda one: parse_variant(one, shared), item)
+                for position, item in enumerate(items)
             )
 
         made: Entry = at(f"entries.{name}", lambda record: _parse_entry(name, record, variants), value)
@@ -404,8 +418,28 @@ def parse_parameter(value: Json) -> Parameter:
     return Parameter(name, kind, default)
 
 
-def parse_variant(value: Json) -> Variant:
-    target, artifact = value["target"], value["artifact"]
+class _Shared:
+    """What variants have in common, each value read once for each field that it stands for."""
+
+    def __init__(self, values: Json) -> None:
+        self._values: list[Json] = list(values) if isinstance(values, list) else []
+        self._read: dict[tuple[str, int], Any] = {}
+
+    def read(self, record: Json, name: str, parse_field: Callable[[Json], Any]) -> Any:
+        """The field `name` of a variant's record, which holds the value or the number of its place."""
+        value = record[name]
+        if type(value) is not int:
+            return parse_field(value)
+        known = self._read.get((name, value))
+        if known is None:
+            if not 0 <= value < len(self._values):
+                raise ValueError(f"{name}: there is no shared value {value}, only {len(self._values)}")
+            known = self._read[name, value] = parse_field(self._values[value])
+        return known
+
+
+def parse_variant(value: Json, shared: _Shared) -> Variant:
+    artifact = value["artifact"]
     if value["tier"] not in ("hot", "warm", "rare"):
         raise ValueError(f"unknown tier {value['tier']!r}")
     ref = ArtifactRef(
@@ -418,16 +452,24 @@ def parse_variant(value: Json) -> Variant:
         id=_text(value["id"]),
         point=_text(value["point"]),
         tier=value["tier"],
-        target=Target(_text(target["device"]), _texts(target["needs"])),
+        target=shared.read(value, "target", _parse_target),
         artifact=ref,
         guards=parse_guards(value["guards"]),
-        outputs=parse_outputs(value["outputs"]),
+        outputs=shared.read(value, "outputs", parse_outputs),
         weights=_text(value["weights"]),
-        constants=tuple((_text(name), _text(weight)) for name, weight in value["constants"]),
+        constants=shared.read(value, "constants", _parse_constants),
         examples=tuple(_parse_example(item) for item in value["examples"]),
         axes=parse_axes(value["axes"]) if "axes" in value else {},
         launch=parse_launch(value["launch"]) if "launch" in value else None,
     )
+
+
+def _parse_target(value: Json) -> Target:
+    return Target(_text(value["device"]), _texts(value["needs"]))
+
+
+def _parse_constants(value: Json) -> tuple[tuple[str, str], ...]:
+    return tuple((_text(name), _text(weight)) for name, weight in value)
 
 
 def _parse_example(value: Json) -> Example:

@@ -117,9 +117,12 @@ def check_weights(index: Index) -> None:
     """Every constant of every variant has its weight: a missing one would be a crash at the first call."""
     for name, item in index.weight_sets.items():
         _check_set(name, item, present=index.weights_file is not None)
+    checked: set[tuple[str, int]] = set()
     for variant in index.variants():
-        if not variant.constants and not variant.weights:
+        key = (variant.weights, id(variant.constants))  # variants share what is the same, which lives as long as they
+        if (not variant.constants and not variant.weights) or key in checked:
             continue
+        checked.add(key)
         known = index.weight_sets.get(variant.weights)
         if known is None:
             raise ValueError(f"variant {variant.id} names the weight set {variant.weights!r}, which is not there")

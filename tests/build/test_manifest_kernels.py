@@ -1,0 +1,403 @@
+"""Mistakes in kernel entries of a manifest: each is one line with its place, what was expected and what was found.
+
+Rows are `(field, its value, the whole line)`; the field stands in an otherwise good manifest, at its own line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aotpack.kernel_assembly import cases
+from aotpack.kernel_plan import KernelPlan
+from aotpack.manifest import read_manifest
+from aotpack.manifest_kernels import TritonEntry
+from aotpack.plan import make_plan
+from aotpack_runtime.errors import ManifestError, Problem
+
+TRITON = """\
+schema: aotpack.manifest/v1
+bundle: {name: demo, version: 0.1.0}
+targets:
+  cpu: {kind: cpu}
+  gpu: {kind: cuda, arch: [sm_90]}
+entries:
+  add:
+    kind: triton
+    source: "kernels:add"
+    params: {x: "*{dtype}:{align}", o: "*{dtype}", n: "i32:{align}", eps: fp32, BLOCK: constexpr}
+    axes: {dtype: [fp32, fp16], align: [16, 1]}
+    configs: [{BLOCK: 64, num_warps: 2}, {BLOCK: 128, num_warps: 4}]
+    where: ["BLOCK <= 128"]
+    guards: ["n <= 100000"]
+    key: [n, dtype]
+    choose: rules
+    rules: [{when: "n <= 64", config: 0}, {config: 1}]
+    grid: ["rows", "ceil_div(n, BLOCK)"]
+    shapes: {x: [rows, n], o: [rows, n]}
+    fill: {x: randn}
+    points: [{rows: [1, 2], n: 64, eps: 1.0}]
+    targets: [gpu]
+"""
+
+BARE = """\
+schema: aotpack.manifest/v1
+bundle: {name: demo, version: 0.1.0}
+targets:
+  cpu: {kind: cpu}
+  gpu: {kind: cuda, arch: [sm_90]}
+entries:
+  add:
+    kind: triton
+    source: "kernels:add"
+    params: {x: "*{dtype}:{align}", o: "*{dtype}", n: "i32:{align}", eps: fp32, BLOCK: constexpr}
+    axes: {dtype: [fp32, fp16], align: [16, 1]}
+    targets: [gpu]
+    grid: [n]
+"""
+"""With nothing but parameters and axes, so that a mistake in one has no other."""
+
+NVRTC = """\
+schema: aotpack.manifest/v1
+bundle: {name: demo, version: 0.1.0}
+targets:
+  cpu: {kind: cpu}
+  gpu: {kind: cuda, arch: [sm_90]}
+entries:
+  top:
+    kind: nvrtc
+    source: kernels/top.cu
+    name_expression: "top<{T}, {B}>"
+    template: {T: {float32: float, float16: __half}, B: [32, 64]}
+    params: {x: "const {T}*", o: "{T}*", n: int}
+    options: ["--use_fast_math"]
+    grid: ["rows"]
+    block: ["B"]
+    smem: "B * 4"
+    limits: {registers: 64}
+    targets: [gpu]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def with_field(text: str, field: str, value: str) -> str:
+    """The manifest with a field of its entry changed, or added as the last line."""
+    lines = text.splitlines()
+    place = next((number for number, line in enumerate(lines) if line.startswith(f"    {field}:")), len(lines))
+    return "\n".join([*lines[:place], f"    {field}: {value}", *lines[place + 1 :], ""])
+
+
+def found_in(text: str, *, plan: bool = False) -> list[Problem]:
+    """What reading the manifest (or, with `plan`, planning it too) says is wrong; [] when nothing."""
+    Path("m.yaml").write_text(text)
+    try:
+        manifest = read_manifest(Path("m.yaml"))
+        if plan:
+            make_plan(manifest)
+    except ManifestError as error:
+        return list(error.problems)
+    return []
+
+
+def lines_of(text: str) -> list[str]:
+    return [str(each).removeprefix("m.yaml:").replace(": error:", "", 1) for each in found_in(text)]
+
+
+@pytest.mark.parametrize("text", [TRITON, BARE, NVRTC], ids=["triton", "bare", "nvrtc"])
+def test_without_a_mistake_it_is_planned(text: str) -> None:
+    assert found_in(text, plan=True) == []
+
+
+TRITON_MISTAKES = [
+    ('source', '3', '9:13 entries.add.source: expected text, found the number 3; put it in quotes: "3"'),
+    ('source', 'kernels', '9:13 entries.add.source: expected "pkg.module:Name", found the text "kernels"'),
+    ('source', 'add.cu', '9:13 entries.add.source: expected "pkg.module:Name", found the text "add.cu"'),
+    ('source', '[a]', '9:13 entries.add.source: expected text, found a list'),
+    ('params', '3', '10:13 entries.add.params: expected a mapping, found the number 3'),
+    ('params', '[]', '10:13 entries.add.params: expected a mapping, found a list'),
+    ('params', '{}', '10:13 entries.add.params: is empty; expected at least one key'),
+    ('params', '{x: 3.5}', '10:17 entries.add.params.x: expected text, found the number 3.5; put it in quotes: "3.5"'),
+    ('params', '{x: [1]}', '10:17 entries.add.params.x: expected text, found a list'),
+    ('params', '{x: null}', '10:17 entries.add.params.x: expected text, found null'),
+    ('params', '{x: true}', '10:17 entries.add.params.x: expected text, found true (a boolean); put it in quotes: "true"'),
+    ('params', '{class: i32}', '10:14 entries.add.params.class: expected a Python name such as batch or seq_len, found the text "class"'),
+    ('params', '{x y: i32}', '10:14 entries.add.params.x y: expected a Python name such as batch or seq_len, found the text "x y"'),
+    ('params', '{3: i32}', '10:14 entries.add.params: a key is the number 3, expected text; if it is a name, put it in quotes: "3"'),
+    ('params', '{self: }', '10:19 entries.add.params.self: expected text, found null'),
+    ('params', '{x: "{}"}', '10:17 entries.add.params.x: {} in the text "{}" is no name of an axis'),
+    ('params', '{x: "{0}"}', '10:17 entries.add.params.x: {0} in the text "{0}" is no name of an axis'),
+    ('params', '{x: "{dtype!r}"}', '10:17 entries.add.params.x: {dtype!r} in the text "{dtype!r}" is no name of an axis'),
+    ('params', '{x: "*{dtype:>9}"}', '10:17 entries.add.params.x: {dtype:>9} in the text "*{dtype:>9}" is no name of an axis'),
+    ('op', '3', '23:9 entries.add.op: expected text, found the number 3; put it in quotes: "3"'),
+    ('op', 'add', '23:9 entries.add.op: expected "namespace::name", found the text "add"'),
+    ('op', 'a::b::c', '23:9 entries.add.op: expected "namespace::name", found the text "a::b::c"'),
+    ('op', 'a::1', '23:9 entries.add.op: expected "namespace::name", found the text "a::1"'),
+    ('axes', '3', '11:11 entries.add.axes: expected a mapping, found the number 3'),
+    ('axes', '[]', '11:11 entries.add.axes: expected a mapping, found a list'),
+    ('axes', '{dtype: fp32, align: [1]}', '11:19 entries.add.axes.dtype: expected a list, found the text "fp32"; write [fp32]'),
+    ('axes', '{dtype: [], align: [1]}', '11:19 entries.add.axes.dtype: is empty; expected at least one value'),
+    ('axes', '{dtype: [fp32, fp32], align: [1]}', '11:19 entries.add.axes.dtype: holds a value twice, or something that is neither text nor a whole number'),
+    ('axes', '{dtype: [fp32, null], align: [1]}', '11:19 entries.add.axes.dtype: holds a value twice, or something that is neither text nor a whole number'),
+    ('axes', '{dtype: [fp32, 1.5], align: [1]}', '11:19 entries.add.axes.dtype: holds a value twice, or something that is neither text nor a whole number'),
+    ('axes', '{dtype: [[fp32]], align: [1]}', '11:19 entries.add.axes.dtype: holds a value twice, or something that is neither text nor a whole number'),
+    ('axes', '{dtype: {float32: fp32}, align: [1]}', '11:19 entries.add.axes.dtype: expected a list of values'),
+    ('axes', '{dtype: {}, align: [1]}', '11:19 entries.add.axes.dtype: is empty; expected at least one key'),
+    ('axes', '{dtype: [fp32], align: [1], n: [1]}', "11:42 entries.add.axes.n: 'n' is both an axis and a parameter that is passed; make it a constexpr"),
+    ('axes', '{dtype: [fp32], align: [1], BLOCK: [1]}', "12:23 entries.add.configs[0].BLOCK: 'BLOCK' is in configs and in axes"),
+    ('axes', '{dtype: [fp32], align: [1], class: [4]}', '11:39 entries.add.axes.class: expected a Python name such as batch or seq_len, found the text "class"'),
+    ('configs', '3', '12:14 entries.add.configs: expected a list, found the number 3; write [3]'),
+    ('configs', '{}', '12:14 entries.add.configs: expected a list, found a mapping'),
+    ('configs', '[3]', '12:15 entries.add.configs[0]: expected a mapping such as {num_warps: 4}, found the number 3'),
+    ('configs', '[[]]', '12:15 entries.add.configs[0]: expected a mapping such as {num_warps: 4}, found a list'),
+    ('configs', '[null]', '12:15 entries.add.configs[0]: expected a mapping such as {num_warps: 4}, found null'),
+    ('configs', '[{BLOCK: 64}, {num_warps: 4}]', '12:28 entries.add.configs[1]: configs must give the same names'),
+    ('configs', '[{BLOCK: 64}, {BLOCK: 64}]', '12:28 entries.add.configs[1]: is in the list twice; remove one'),
+    ('configs', '[{BLOCK: 64}, {BLOCK: 64, num_warps: 4}]', '12:28 entries.add.configs[1]: is in the list twice; remove one'),
+    ('configs', '[{BLOCK: 64, num_warps: 64}]', '12:38 entries.add.configs[0].num_warps: expected a power of two from 1 to 32, found 64'),
+    ('configs', '[{BLOCK: 64, num_warps: 3}]', '12:38 entries.add.configs[0].num_warps: expected a power of two from 1 to 32, found 3'),
+    ('configs', '[{BLOCK: 64, num_warps: 0}]', '12:38 entries.add.configs[0].num_warps: expected 1 or more, found 0'),
+    ('configs', "[{BLOCK: 64, num_warps: '4'}]", '12:38 entries.add.configs[0].num_warps: expected a whole number, found the text "4"'),
+    ('configs', '[{BLOCK: 64, num_warps: 4.0}]', '12:38 entries.add.configs[0].num_warps: expected a whole number, found the number 4.0'),
+    ('configs', '[{BLOCK: 64, num_warps: true}]', '12:38 entries.add.configs[0].num_warps: expected a whole number, found true (a boolean)'),
+    ('configs', '[{BLOCK: null}]', '12:23 entries.add.configs[0].BLOCK: expected a whole number, found null'),
+    ('configs', '[{BLOCK: 64, num_stages: 0}]', '12:39 entries.add.configs[0].num_stages: expected 1 or more, found 0'),
+    ('configs', '[{BLOCK: 64, maxnreg: 0}]', '12:36 entries.add.configs[0].maxnreg: expected 1 or more, found 0'),
+    ('configs', '[{BLOCK: 64, num_ctas: 3}]', '12:37 entries.add.configs[0].num_ctas: expected a power of two from 1 to 32, found 3'),
+    ('configs', '[{BLOCK: 64, n: 3}, {BLOCK: 1, n: 3}]', "12:30 entries.add.configs[0].n: 'n' is no field of triton.Config and no constexpr of the kernel"),
+    ('configs', '[{BLOCK: 64, numwarps: 4}, {BLOCK: 1, numwarps: 4}]', "12:37 entries.add.configs[0].numwarps: 'numwarps' is no field of triton.Config and no constexpr of the kernel"),
+    ('configs', '[{BLOCK: 64, kwargs: {}}]', '12:35 entries.add.configs[0].kwargs: expected a whole number, found a mapping'),
+    ('where', '3', '13:12 entries.add.where: expected a list, found the number 3; write [3]'),
+    ('where', 'BLOCK', '13:12 entries.add.where: expected a list, found the text "BLOCK"; write [BLOCK]'),
+    ('where', '[nope > 1]', "13:13 entries.add.where[0]: unknown name 'nope'; known: BLOCK, align, dtype, num_ctas, num_stages, num_warps"),
+    ('where', '["n > 1"]', "13:13 entries.add.where[0]: unknown name 'n'; known: BLOCK, align, dtype, num_ctas, num_stages, num_warps"),
+    ('where', '["rows > 1"]', "13:13 entries.add.where[0]: unknown name 'rows'; known: BLOCK, align, dtype, num_ctas, num_stages, num_warps"),
+    ('where', '["maxnreg > 1"]', "13:13 entries.add.where[0]: unknown name 'maxnreg'; known: BLOCK, align, dtype, num_ctas, num_stages, num_warps"),
+    ('where', '["BLOCK / 2 > 1"]', "13:13 entries.add.where[0]: 'BLOCK / 2' is not allowed in an expression"),
+    ('where', '["__import__(\'os\')"]', '13:13 entries.add.where[0]: "__import__(\'os\')" is not allowed in an expression'),
+    ('where', '["BLOCK.bit_length() > 1"]', "13:13 entries.add.where[0]: 'BLOCK.bit_length()' is not allowed in an expression"),
+    ('where', '["BLOCK.real > 1"]', "13:13 entries.add.where[0]: unknown name 'BLOCK.real'; did you mean 'BLOCK'?"),
+    ('where', '["BLOCK ** 2 > 1"]', "13:13 entries.add.where[0]: 'BLOCK ** 2' is not allowed in an expression"),
+    ('where', '["BLOCK << 2 > 1"]', "13:13 entries.add.where[0]: 'BLOCK << 2' is not allowed in an expression"),
+    ('where', '["(lambda: 1)() > 1"]', "13:13 entries.add.where[0]: '(lambda: 1)()' is not allowed in an expression"),
+    ('where', '["[BLOCK] == 1"]', "13:13 entries.add.where[0]: '[BLOCK]' is not allowed in an expression"),
+    ('where', '["min(BLOCK) > 1"]', "13:13 entries.add.where[0]: 'min(BLOCK)' is not allowed in an expression"),
+    ('where', '["ceil_div(BLOCK, 2, 3) > 1"]', "13:13 entries.add.where[0]: 'ceil_div(BLOCK, 2, 3)' is not allowed in an expression"),
+    ('where', '["\'a\' == 1"]', '13:13 entries.add.where[0]: "\'a\'" is not allowed in an expression'),
+    ('where', '["BLOCK > 1.5"]', "13:13 entries.add.where[0]: '1.5' is not allowed in an expression"),
+    ('where', '["BLOCK in 1"]', "13:13 entries.add.where[0]: 'BLOCK in 1' is not allowed in an expression"),
+    ('where', '["BLOCK //"]', "13:13 entries.add.where[0]: 'BLOCK //' is not an expression: invalid syntax (<unknown>, line 1)"),
+    ('where', '[true]', '13:13 entries.add.where[0]: expected text, found true (a boolean); put it in quotes: "true"'),
+    ('where', '[1.5]', '13:13 entries.add.where[0]: expected text, found the number 1.5; put it in quotes: "1.5"'),
+    ('where', '[null]', '13:13 entries.add.where[0]: expected text, found null'),
+    ('where', '[[1]]', '13:13 entries.add.where[0]: expected text, found a list'),
+    ('guards', '3', '14:13 entries.add.guards: expected a list, found the number 3; write [3]'),
+    ('guards', 'n', '14:13 entries.add.guards: expected a list, found the text "n"; write [n]'),
+    ('guards', '[nope > 1]', "14:14 entries.add.guards[0]: unknown name 'nope'; known: BLOCK, align, dtype, eps, n, num_ctas, num_stages, num_warps, o, rows, x"),
+    ('guards', '[row > 1]', "14:14 entries.add.guards[0]: unknown name 'row'; did you mean 'rows'?"),
+    ('guards', "['x.shape[0] > 1']", "14:14 entries.add.guards[0]: unknown name 'x.shape[0]'; known: BLOCK, align, dtype, eps, n, num_ctas, num_stages, num_warps, o, rows, x"),
+    ('key', '3', '15:10 entries.add.key: expected a list, found the number 3; write [3]'),
+    ('key', 'n', '15:10 entries.add.key: expected a list, found the text "n"; write [n]'),
+    ('key', '[3]', '15:11 entries.add.key[0]: expected text, found the number 3; put it in quotes: "3"'),
+    ('key', '["n + 1"]', '15:11 entries.add.key[0]: expected a Python name such as batch or seq_len, found the text "n + 1"'),
+    ('choose', '3', '16:13 entries.add.choose: expected smallest or rules or tuned, found the number 3'),
+    ('choose', 'best', '16:13 entries.add.choose: expected smallest or rules or tuned, found the text "best"'),
+    ('choose', 'null', '16:13 entries.add.choose: expected smallest or rules or tuned, found null'),
+    ('choose', 'tuned', '16:13 entries.add.choose: choose: tuned needs `tuning` (a path) and `key`'),
+    ('tuning', '3', '23:13 entries.add.tuning: expected text, found the number 3; put it in quotes: "3"'),
+    ('tuning', '[a]', '23:13 entries.add.tuning: expected text, found a list'),
+    ('tuning', '{a: b}', '23:13 entries.add.tuning: expected text, found a mapping'),
+    ('rules', '3', '17:12 entries.add.rules: expected a list, found the number 3; write [3]'),
+    ('rules', '[]', '16:13 entries.add.choose: choose: rules needs rules'),
+    ('rules', '[3]', '17:13 entries.add.rules[0]: expected a mapping, found the number 3'),
+    ('rules', '[{}]', '17:13 entries.add.rules[0]: is empty; expected at least one key'),
+    ('rules', '[{config: 2}]', '17:22 entries.add.rules[0].config: config 2 is not one of 0 to 1'),
+    ('rules', '[{config: -1}]', '17:22 entries.add.rules[0].config: config -1 is not one of 0 to 1'),
+    ('rules', '[{config: true}]', '17:22 entries.add.rules[0].config: config True is not one of 0 to 1'),
+    ('rules', "[{config: '0'}]", "17:22 entries.add.rules[0].config: config '0' is not one of 0 to 1"),
+    ('rules', '[{config: 0.0}]', '17:22 entries.add.rules[0].config: config 0.0 is not one of 0 to 1'),
+    ('rules', '[{config: null}]', '17:22 entries.add.rules[0].config: config None is not one of 0 to 1'),
+    ('rules', '[{when: null, config: 0}]', "17:20 entries.add.rules[0].when: 'None' is not allowed in an expression"),
+    ('rules', '[{when: [1], config: 0}]', '17:20 entries.add.rules[0].when: expected text, a number, true, false or null, found a list'),
+    ('rules', "[{when: 'n >', config: 0}]", "17:20 entries.add.rules[0].when: 'n >' is not an expression: invalid syntax (<unknown>, line 1)"),
+    ('rules', "[{when: 'nope > 1', config: 0}]", "17:20 entries.add.rules[0].when: unknown name 'nope'; known: BLOCK, eps, n, o, rows, x"),
+    ('rules', "[{when: 'dtype > 1', config: 0}]", "17:20 entries.add.rules[0].when: unknown name 'dtype'; known: BLOCK, eps, n, o, rows, x"),
+    ('rules', '[{dtype: fp64}]', "17:21 entries.add.rules[0].dtype: 'fp64' is no value of the axis 'dtype'"),
+    ('rules', "[{align: '16'}]", "17:21 entries.add.rules[0].align: '16' is no value of the axis 'align'"),
+    ('rules', "[{when: '__import__(1, 2)', config: 0}]", "17:20 entries.add.rules[0].when: '__import__(1, 2)' is not allowed in an expression"),
+    ('grid', '3', '18:11 entries.add.grid: expected a list, found the number 3; write [3]'),
+    ('grid', '[]', '18:11 entries.add.grid: is empty; expected at least one item'),
+    ('grid', 'rows', '18:11 entries.add.grid: expected a list, found the text "rows"; write [rows]'),
+    ('grid', '{a: b}', '18:11 entries.add.grid: expected a list, found a mapping'),
+    ('grid', '[rows, rows, rows, rows]', '18:11 entries.add.grid: expected 3 items, found 4'),
+    ('grid', "['rows > ']", "18:12 entries.add.grid[0]: 'rows > ' is not an expression: invalid syntax (<unknown>, line 1)"),
+    ('grid', '[true]', '18:12 entries.add.grid[0]: expected text, found true (a boolean); put it in quotes: "true"'),
+    ('grid', '[1.5]', '18:12 entries.add.grid[0]: expected text, found the number 1.5; put it in quotes: "1.5"'),
+    ('grid', '[null]', '18:12 entries.add.grid[0]: expected text, found null'),
+    ('grid', "['n.x']", "18:12 entries.add.grid[0]: 'n.x' is not a name; sizes are int arguments"),
+    ('grid', "['rows[0]']", "18:12 entries.add.grid[0]: 'rows[0]' is not a name; sizes are int arguments"),
+    ('grid', '["__x"]', "18:12 entries.add.grid[0]: '__x' is not a name; sizes are int arguments"),
+    ('grid', '["class"]', "18:12 entries.add.grid[0]: 'class' is not an expression: invalid syntax (<unknown>, line 1)"),
+    ('grid', '["rows / 2"]', "18:12 entries.add.grid[0]: 'rows / 2' is not allowed in an expression"),
+    ('grid', '["__import__(1)"]', "18:12 entries.add.grid[0]: '__import__(1)' is not allowed in an expression"),
+    ('grid', '["None"]', "18:12 entries.add.grid[0]: 'None' is not allowed in an expression"),
+    ('shapes', '3', '19:13 entries.add.shapes: expected a mapping, found the number 3'),
+    ('shapes', '[]', '19:13 entries.add.shapes: expected a mapping, found a list'),
+    ('shapes', '{}', "19:13 entries.add.shapes: points need the shape of the pointer 'o'"),
+    ('shapes', '{x: rows, o: [n]}', '19:17 entries.add.shapes.x: expected a list, found the text "rows"; write [rows]'),
+    ('shapes', '{x: [rows, n]}', "19:13 entries.add.shapes: points need the shape of the pointer 'o'"),
+    ('shapes', '{x: [3.5], o: [n]}', '19:18 entries.add.shapes.x[0]: expected text, found the number 3.5; put it in quotes: "3.5"'),
+    ('shapes', "{x: ['n / 2'], o: [n]}", "19:18 entries.add.shapes.x[0]: 'n / 2' is not allowed in an expression"),
+    ('fill', '3', '20:11 entries.add.fill: expected a mapping, found the number 3'),
+    ('fill', '{x: random}', '20:15 entries.add.fill.x: expected one of randn, rand, ones, zeros, found the text "random"; did you mean \'rand\'?'),
+    ('fill', '{x: 3}', '20:15 entries.add.fill.x: expected a mapping, found the number 3'),
+    ('fill', '{x: null}', '20:15 entries.add.fill.x: expected a mapping, found null'),
+    ('fill', '{x: {randint: [3]}}', '20:25 entries.add.fill.x.randint: item [1] is missing'),
+    ('fill', '{x: {randint: [5, 3]}}', '20:25 entries.add.fill.x.randint: expected [low, high] with low below high, found [5, 3]'),
+    ('fill', '{x: {rand: 3}}', "20:16 entries.add.fill.x: unknown key 'rand'; did you mean 'randint'?"),
+    ('writes', '3', '23:13 entries.add.writes: expected a list, found the number 3; write [3]'),
+    ('writes', 'o', '23:13 entries.add.writes: expected a list, found the text "o"; write [o]'),
+    ('writes', '[]', '23:13 entries.add.writes: is empty; expected at least one item'),
+    ('writes', '[3]', '23:14 entries.add.writes[0]: expected text, found the number 3; put it in quotes: "3"'),
+    ('writes', '[o, o]', '23:17 entries.add.writes[1]: is in the list twice; remove one'),
+    ('points', '3', '21:13 entries.add.points: expected a list, found the number 3; write [3]'),
+    ('points', '{}', '21:13 entries.add.points: expected a list, found a mapping'),
+    ('points', '[3]', '21:14 entries.add.points[0]: expected a mapping of argument names to values, found the number 3'),
+    ('points', '[[]]', '21:14 entries.add.points[0]: expected a mapping of argument names to values, found a list'),
+    ('points', '[{}]', "21:14 entries.add.points[0]: 'eps' is not given"),
+    ('points', '[{rows: 1, n: 1}]', "21:14 entries.add.points[0]: 'eps' is not given"),
+    ('points', '[{rows: [], n: 1, eps: 1.0}]', '21:21 entries.add.points[0].rows: is empty; expected at least one value'),
+    ('points', '[{rows: [[1]], n: 1, eps: 1.0}]', '21:21 entries.add.points[0].rows: expected a number, a list of numbers or an expression, found a list'),
+    ('points', '[{rows: null, n: 1, eps: 1.0}]', '21:21 entries.add.points[0].rows: expected a number, a list of numbers or an expression, found null'),
+    ('points', '[{rows: {min: 1}, n: 1, eps: 1.0}]', '21:21 entries.add.points[0].rows: expected a number, a list of numbers or an expression, found a mapping'),
+    ('points', "[{rows: 1, n: 1, eps: '1.0'}]", "21:35 entries.add.points[0].eps: '1.0' is not allowed in an expression"),
+    ('points', '[{rows: n + z, n: 1, eps: 1.0}]', "21:21 entries.add.points[0].rows: unknown name 'z'; known: eps, n, rows"),
+    ('points', '[{rows: n //, n: 1, eps: 1.0}]', "21:21 entries.add.points[0].rows: 'n //' is not an expression: invalid syntax (<unknown>, line 1)"),
+    ('points', '[{rows: 1, rows: 2, n: 1, eps: 1.0}]', "21:24 entries.add.points[0]: duplicate key 'rows' on line 21, first on line 21; remove one"),
+    ('targets', '3', '22:14 entries.add.targets: expected a list, found the number 3; write [3]'),
+    ('targets', 'gpu', '22:14 entries.add.targets: expected a list, found the text "gpu"; write [gpu]'),
+    ('targets', '[]', '22:14 entries.add.targets: is empty; expected at least one item'),
+    ('targets', '[cpu]', '22:15 entries.add.targets[0]: a kernel needs a target of kind cuda'),
+    ('targets', '[gpu, cpu]', '22:20 entries.add.targets[1]: a kernel needs a target of kind cuda'),
+    ('targets', '[nope]', "22:15 entries.add.targets[0]: unknown target 'nope'; known: cpu, gpu"),
+    ('targets', '[gpu, gpu]', '22:20 entries.add.targets[1]: is in the list twice; remove one'),
+    ('targets', '[3]', '22:15 entries.add.targets[0]: expected text, found the number 3; put it in quotes: "3"'),
+    ('verify', '3', '23:13 entries.add.verify: expected a mapping, found the number 3'),
+    ('verify', '{}', '23:13 entries.add.verify: missing key \'against\': "pkg.module:name", called with the arguments, its tensors in float64'),
+    ('verify', '{against: eager}', '23:23 entries.add.verify.against: expected "pkg.module:Name", found the text "eager"'),
+    ('verify', "{against: 'k.ref:add', rtol: -1}", '23:42 entries.add.verify.rtol: expected 0 or more, found the number -1'),
+    ('verify', "{against: 'k.ref:add', rtol: .nan}", '23:42 entries.add.verify.rtol: expected a finite number, found the number nan'),
+    ('verify', "{against: 'k.ref:add', rtol: '1'}", '23:42 entries.add.verify.rtol: expected a number, found the text "1"; remove the quotes'),
+    ('verify', "{against: 'k.ref:add', atol: 1.0}", "23:36 entries.add.verify: unknown key 'atol'; did you mean 'rtol'?"),
+    ('verify', "{against: 'k.ref:add', samples: 0}", '23:45 entries.add.verify.samples: expected 1 or more, found the number 0'),
+    ('on_miss', '3', '23:14 entries.add.on_miss: expected a mapping, found the number 3'),
+    ('on_miss', '{policy: pad}', '23:23 entries.add.on_miss.policy: expected jit or eager or error, found the text "pad"'),
+    ('on_miss', '{policy: no}', '23:23 entries.add.on_miss.policy: expected jit or eager or error, found the text "no"'),
+    ('on_miss', '{policy: jit, pad: {}}', "23:28 entries.add.on_miss: unknown key 'pad'; known: background, max_jit, policy"),
+    ('options', '3', '23:14 entries.add.options: expected a mapping, found the number 3'),
+    ('options', '[]', '23:14 entries.add.options: expected a mapping, found a list'),
+    ('options', '{a: [1]}', '23:18 entries.add.options.a: expected text, a number, true, false or null, found a list'),
+    ('kind', 'cuda', "8:11 entries.add.kind: kind 'cuda' is not supported by this version; supported: torch_export, triton, nvrtc"),
+]  # fmt: skip
+
+PARAMETER_MISTAKES = [
+    ('params', '{x: "*fp99", n: i32}', "10:17 entries.add.params.x: unknown type 'fp99'; known: i1, i8, i16, i32, i64, u8, u16, u32, u64, fp16, bf16, fp32, fp64, fp8e4nv, fp8e5"),
+    ('params', '{x: "*fp32:8", n: i32}', '10:17 entries.add.params.x: divisible by 8 is not supported; a hint is :16 (divisible by 16) or :1 (nothing known)'),
+    ('params', '{x: bf16, n: i32}', "10:17 entries.add.params.x: a scalar of type 'bf16' is not supported; pass fp32 or fp64"),
+    ('params', '{x: "{nope}", n: i32}', "10:17 entries.add.params.x: unknown name 'nope'; known: align, dtype"),
+    ('params', '{x: "", n: i32}', "10:17 entries.add.params.x: expected a type such as *fp16:16, i32, fp32, constexpr or a number, found ''"),
+    ('params', '{x: constexpr, n: i32}', "10:17 entries.add.params.x: constexpr 'x' has no value; give it as an axis or in configs"),
+    ('params', '{x: "i32:16:16", n: i32}', "10:17 entries.add.params.x: expected a type such as *fp16:16, i32, fp32, constexpr or a number, found 'i32:16:16'"),
+    ('params', '{x: "i1:16", n: i32}', '10:17 entries.add.params.x: a i1 cannot be said to be divisible by 16'),
+    ('params', '{x: "fp32:16", n: i32}', '10:17 entries.add.params.x: a fp32 cannot be said to be divisible by 16'),
+    ('params', '{x: "**fp32", n: i32}', "10:17 entries.add.params.x: expected a type such as *fp16:16, i32, fp32, constexpr or a number, found '**fp32'"),
+    ('params', '{x: "*fp32 : 16", n: i32}', "10:17 entries.add.params.x: expected a type such as *fp16:16, i32, fp32, constexpr or a number, found '*fp32 : 16'"),
+    ('params', '{x: "*{{dtype}}", n: i32}', "10:17 entries.add.params.x: expected a type such as *fp16:16, i32, fp32, constexpr or a number, found '*{dtype}'"),
+    ('params', '{x: "i٣٢", n: i32}', "10:17 entries.add.params.x: unknown type 'i٣٢'; known: i1, i8, i16, i32, i64, u8, u16, u32, u64, fp16, bf16, fp32, fp64, fp8e4nv, fp8e5"),
+    ('params', '{n: i32, None: i32}', '10:22 entries.add.params.None: expected a Python name such as batch or seq_len, found the text "None"'),
+    ('params', '{n: i32, dtype: i32}', "11:19 entries.add.axes.dtype: 'dtype' is both an axis and a parameter that is passed; make it a constexpr"),
+]  # fmt: skip
+
+NVRTC_MISTAKES = [
+    ('source', '3', '9:13 entries.top.source: expected text, found the number 3; put it in quotes: "3"'),
+    ('source', 'top.py', '9:13 entries.top.source: expected a path that ends in .cu, found the text "top.py"'),
+    ('source', "'.cu'", '9:13 entries.top.source: expected a path that ends in .cu, found the text ".cu"'),
+    ('source', '[k.cu]', '9:13 entries.top.source: expected text, found a list'),
+    ('name_expression', '[a]', '10:22 entries.top.name_expression: expected text, found a list'),
+    ('name_expression', 'top<{X}>', "10:22 entries.top.name_expression: unknown name 'X'; known: B, T"),
+    ('name_expression', "'top<{}>'", '10:22 entries.top.name_expression: {} in the text "top<{}>" is no name of an axis'),
+    ('template', '3', '11:15 entries.top.template: expected a mapping, found the number 3'),
+    ('template', '[]', '11:15 entries.top.template: expected a mapping, found a list'),
+    ('template', '{T: {float32: 3}, B: [32]}', '11:29 entries.top.template.T.float32: expected text, found the number 3; put it in quotes: "3"'),
+    ('template', '{T: {3: float}, B: [32]}', '11:20 entries.top.template.T: a key is the number 3, expected text; if it is a name, put it in quotes: "3"'),
+    ('template', '{T: {}, B: [32]}', '11:19 entries.top.template.T: is empty; expected at least one key'),
+    ('template', '{T: {float32: float}, B: [32, 32]}', '11:40 entries.top.template.B: holds a value twice, or something that is neither text nor a whole number'),
+    ('template', '{T: {float32: float}, B: 32}', '11:40 entries.top.template.B: expected a list, found the number 32; write [32]'),
+    ('params', "{x: 'float**', n: int}", "12:17 entries.top.params.x: expected a C type such as const float* or int, found 'float**'"),
+    ('params', "{x: 'const {T}&', n: int}", "12:17 entries.top.params.x: expected a C type such as const float* or int, found 'const float&'"),
+    ('params', "{x: 'int[3]', n: int}", "12:17 entries.top.params.x: expected a C type such as const float* or int, found 'int[3]'"),
+    ('params', "{x: 'float*:8', n: int}", '12:17 entries.top.params.x: divisible by 8 is not supported; a hint is :16 (divisible by 16) or :1 (nothing known)'),
+    ('params', "{x: '__nv_bfloat16', n: int}", "12:17 entries.top.params.x: a scalar of type '__nv_bfloat16' is not supported; pass fp32 or fp64"),
+    ('params', "{x: 'const float* const', n: int}", "12:17 entries.top.params.x: expected a C type such as const float* or int, found 'const float* const'"),
+    ('params', "{x: 'half2*', n: int}", "12:17 entries.top.params.x: unknown type 'half2'; known: float, double, __half, half, __nv_bfloat16, nv_bfloat16, int, unsigned int, unsigned, short, unsigned short, long long, unsigned long long, long, unsigned long, signed char, char, unsigned char, bool, int8_t, uint8_t, int16_t, uint16_t, int32_t, uint32_t, int64_t, uint64_t, size_t, void, __nv_fp8_e4m3, __nv_fp8_e5m2"),
+    ('options', '3', '13:14 entries.top.options: expected a list, found the number 3; write [3]'),
+    ('options', '[]', '13:14 entries.top.options: is empty; expected at least one item'),
+    ('options', '[3]', '13:15 entries.top.options[0]: expected text, found the number 3; put it in quotes: "3"'),
+    ('options', "['-G', '-G']", '13:21 entries.top.options[1]: is in the list twice; remove one'),
+    ('options', "'-x'", '13:14 entries.top.options: expected a list, found the text "-x"; write [-x]'),
+    ('block', '3', '15:12 entries.top.block: expected a list, found the number 3; write [3]'),
+    ('block', '[]', '15:12 entries.top.block: is empty; expected at least one item'),
+    ('block', 'B', '15:12 entries.top.block: expected a list, found the text "B"; write [B]'),
+    ('block', '[B, 1, 1, 1]', '15:12 entries.top.block: expected 3 items, found 4'),
+    ('block', "['B +']", "15:13 entries.top.block[0]: 'B +' is not an expression: invalid syntax (<unknown>, line 1)"),
+    ('smem', '[1]', '16:11 entries.top.smem: expected text, found a list'),
+    ('smem', "'B * 4.0'", "16:11 entries.top.smem: '4.0' is not allowed in an expression"),
+    ('smem', 'true', '16:11 entries.top.smem: expected text, found true (a boolean); put it in quotes: "true"'),
+    ('cluster', '3', '19:14 entries.top.cluster: expected a list, found the number 3; write [3]'),
+    ('cluster', '[]', '19:14 entries.top.cluster: is empty; expected at least one item'),
+    ('cluster', '[0]', '19:15 entries.top.cluster[0]: expected 1 or more, found the number 0'),
+    ('cluster', '[2, 2, 2, 2]', '19:14 entries.top.cluster: expected 3 items, found 4'),
+    ('cluster', "['2']", '19:15 entries.top.cluster[0]: expected a whole number, found the text "2"; remove the quotes'),
+    ('cooperative', 'yes', '19:18 entries.top.cooperative: expected true or false, found the text "yes"; write true'),
+    ('cooperative', '1', '19:18 entries.top.cooperative: expected true or false, found the number 1'),
+    ('limits', '3', '17:13 entries.top.limits: expected a mapping, found the number 3'),
+    ('limits', '{registers: 0}', '17:25 entries.top.limits.registers: expected 1 or more, found the number 0'),
+    ('limits', "{registers: '3'}", '17:25 entries.top.limits.registers: expected a whole number, found the text "3"; remove the quotes'),
+    ('limits', '{registers: 256.0}', '17:25 entries.top.limits.registers: expected a whole number, found the number 256.0; write 256'),
+    ('limits', '{spill_bytes: -1}', '17:27 entries.top.limits.spill_bytes: expected 0 or more, found the number -1'),
+    ('limits', '{nope: 3}', "17:14 entries.top.limits: unknown key 'nope'; known: registers, spill_bytes"),
+    ('headers', '3', '19:14 entries.top.headers: expected a mapping, found the number 3'),
+    ('headers', '[a]', '19:14 entries.top.headers: expected a mapping, found a list'),
+    ('headers', '{a.h: 3}', '19:20 entries.top.headers.a.h: expected text, found the number 3; put it in quotes: "3"'),
+    ('include_dirs', '3', '19:19 entries.top.include_dirs: expected a list, found the number 3; write [3]'),
+    ('include_dirs', 'inc', '19:19 entries.top.include_dirs: expected a list, found the text "inc"; write [inc]'),
+    ('include_dirs', '[3]', '19:20 entries.top.include_dirs[0]: expected text, found the number 3; put it in quotes: "3"'),
+    ('axes', '{a: [1]}', "19:5 entries.top: unknown key 'axes'; did you mean 'shapes'?"),
+    ('rules', '[{T: float}]', "19:17 entries.top.rules[0].T: 'float' is no value of the axis 'T'"),
+    ('rules', '[{B: 33}]', "19:17 entries.top.rules[0].B: 33 is no value of the axis 'B'"),
+    ('rules', "[{B: '32'}]", "19:17 entries.top.rules[0].B: '32' is no value of the axis 'B'"),
+]  # fmt: skip
+
+
+def named(rows: list[tuple[str, str, str]]) -> list[object]:
+    return [pytest.param(field, value, line, id=f"{field}={value}") for field, value, line in rows]
+
+
+@pytest.mark.parametrize(("field", "value", "line"), named(TRITON_MISTAKES))
+def test_a_mistake_in_a_triton_entry_is_one_line(field: str, value: str, line: str) -> None:
+    assert lines_of(with_field(TRITON, field, value)) == [line]
+
+
+@pytest.mark.parametrize(("field", "value", "line"), named(PARAMETER_MISTAKES))
+def test_a_mistake_in_a_parameter_is_one_line(field: str, value: str, line: str) -> None:
+    assert lines_of(with_field(BARE, field, value)) == [line]
+
+
+@pytest.mark.parametrize(("field", "value", "line"), named(NVRTC_MISTAKES))
+def test_a_mistake_in_an_nvrtc_entry_is_one_line(field: str, value: str, line: str) -> None:
+    assert lines_of(with_field(NVRTC, field, value)) == [line]
+
