@@ -7,6 +7,7 @@ dtypes and ranks fit.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,9 @@ from aotpack_runtime.format.guard import (
 )
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.tensor import Call, Leaf, Other, TensorMeta
+
+FEW = 16
+"""Variants of one dtype and rank that are tried in turn; of more, a table of their ranges is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,11 @@ class Miss:
         judged = {variant.id: variant.guards.reject(self.call, self.parameters) or "fits" for variant in self.variants}
         return judged | dict(self.skipped)
 
+    def last_reason(self) -> str | None:
+        """What turned down the variant that is tried last, the widest; None when there is none. The others are not
+        judged again: with thousands of variants a miss must not cost thousands of reasons."""
+        return self.variants[-1].guards.reject(self.call, self.parameters) if self.variants else None
+
     def __str__(self) -> str:
         return "miss: " + ("; ".join(f"{name}: {reason}" for name, reason in self.reasons.items()) or "no variants")
 
@@ -65,21 +74,80 @@ class Dispatcher:
     ) -> None:
         self.parameters, self.variants, self.skipped = parameters, tuple(variants), tuple(skipped)
         self._exact: dict[Hashable, list[Variant]] = {}
-        self._ranged: dict[Hashable, list[Variant]] = {}
+        ranged: dict[Hashable, list[Variant]] = {}
         for variant in self.variants:
             guards = variant.guards
-            table, key = (self._exact, _guard_sizes) if guards.static else (self._ranged, _guard_kind)
+            table, key = (self._exact, _guard_sizes) if guards.static else (ranged, _guard_kind)
             table.setdefault((guards.trees, tuple(map(key, guards.leaves))), []).append(variant)
+        self._ranged = {key: _Ranges(variants) for key, variants in ranged.items()}
 
     def choose(self, call: Call) -> Hit | Miss:
         """The first variant, in the order of the rule, whose guards all hold."""
         for variant in self._exact.get((call.trees, tuple(map(_call_sizes, call.leaves))), ()):
             if variant.guards.reject(call, self.parameters) is None:
                 return Hit(variant)
-        for variant in self._ranged.get((call.trees, tuple(map(_call_kind, call.leaves))), ()):
+        ranges = self._ranged.get((call.trees, tuple(map(_call_kind, call.leaves))))
+        for variant in ranges.candidates(call) if ranges is not None else ():
             if variant.guards.reject(call, self.parameters) is None:
                 return Hit(variant)
         return Miss(call, self.parameters, self.variants, self.skipped)
+
+
+class _Ranges:
+    """Ranged variants of one dtype and rank, found by the dim that tells most of them apart.
+
+    The sizes of that dim are cut where a range begins or ends; between two cuts the same variants are possible. Ranges
+    that lie in each other all over would make the table long, and are tried in turn instead.
+    """
+
+    def __init__(self, variants: Sequence[Variant]) -> None:
+        self._all = variants
+        self._place: tuple[int, int] | None = None
+        self._starts: list[int] = []
+        self._found: list[list[Variant]] = []
+        if len(variants) > FEW:
+            self._cut(variants)
+
+    def candidates(self, call: Call) -> Sequence[Variant]:
+        """Those of the variants, in order, that the call's size of that dim does not rule out."""
+        if self._place is None:
+            return self._all
+        leaf = call.leaves[self._place[0]]
+        if not isinstance(leaf, TensorMeta):
+            return self._all
+        return self._found[bisect_right(self._starts, leaf.shape[self._place[1]])]
+
+    def _cut(self, variants: Sequence[Variant]) -> None:
+        ranges = {
+            (leaf, axis): [_range(variant, leaf, axis) for variant in variants]
+            for leaf, guard in enumerate(variants[0].guards.leaves)
+            if isinstance(guard, TensorGuard)
+            for axis in range(len(guard.dims))
+        }
+        place = max(ranges, key=lambda key: len(set(ranges[key])), default=None)
+        if place is None:
+            return
+        chosen = ranges[place]
+        ends = {low for low, _ in chosen} | {high + 1 for _, high in chosen if high is not None}
+        starts = sorted(ends)
+        at = {start: number for number, start in enumerate(starts)}
+        found: list[list[Variant]] = [[] for _ in range(len(starts) + 1)]
+        budget = FEW * len(variants)
+        for variant, (low, high) in zip(variants, chosen, strict=True):
+            first, last = at[low] + 1, len(starts) if high is None else at[high + 1]
+            budget -= last - first + 1
+            if budget < 0:
+                return
+            for number in range(first, last + 1):
+                found[number].append(variant)
+        self._place, self._starts, self._found = place, starts, found
+
+
+def _range(variant: Variant, leaf: int, axis: int) -> tuple[int, int | None]:
+    guard = variant.guards.leaves[leaf]
+    assert isinstance(guard, TensorGuard)
+    dim = guard.dims[axis]
+    return (dim, dim) if isinstance(dim, int) else (dim.low, dim.high)
 
 
 class KernelDispatcher(Dispatcher):

@@ -155,6 +155,5 @@ def _category(miss: Miss) -> str:
     """What turned the call down, without its values: "x.shape[0]", "x.dtype". Of the widest variant, tried last."""
     if miss.call.state:
         return miss.call.state[0].partition(";")[0].partition(" with ")[0]
-    if not miss.variants:
-        return "no variants"
-    return miss.reasons[miss.variants[-1].id].partition(":")[0].partition(" is ")[0]
+    reason = miss.last_reason()
+    return reason.partition(":")[0].partition(" is ")[0] if reason else "no variants"

@@ -206,3 +206,35 @@ def test_exact_sizes_are_found_without_trying_the_others(monkeypatch: pytest.Mon
     monkeypatch.setattr(Guards, "reject", counted)
     assert str(dispatcher.choose(call(tensor(9_999, 4)))) == "hit: b9999"
     assert judged == [variants[9_999].guards]
+
+
+def steps(count: int) -> list[tuple[int, int | None]]:
+    return [(4 * number + 1, 4 * number + 4) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        pytest.param(steps(40), id="side-by-side"),
+        pytest.param([(1, 4 * number + 4) for number in range(40)], id="nested"),
+        pytest.param([(number, number + 9) for number in range(40)], id="overlapping"),
+        pytest.param([*steps(30), (1, None), (50, None)], id="without-end"),
+        pytest.param([(0, 0), (0, 200), *steps(20), (7, 7), (7, 9)], id="of-one-size"),
+        pytest.param([(9, 2), *steps(20)], id="empty"),
+    ],
+)
+def test_of_many_ranges_the_first_that_holds_is_found_as_if_all_were_tried(
+    ranges: list[tuple[int, int | None]],
+) -> None:
+    variants = [variant(f"v{number}", x(Range(1, 8), Range(low, high))) for number, (low, high) in enumerate(ranges)]
+    for size in range(210):
+        one = call(tensor(3, size))
+        first = next((each.id for each in variants if each.guards.reject(one, ("x",)) is None), None)
+        assert chosen(variants, one) == first
+
+
+def test_the_last_reason_of_a_miss_is_that_of_the_widest_variant() -> None:
+    found = Dispatcher(("x",), ALL).choose(call(tensor(99, 4)))
+    assert isinstance(found, Miss)
+    assert found.last_reason() == found.reasons["b1_32"]
+    assert Miss(call(tensor(1)), ("x",), ()).last_reason() is None

@@ -39,7 +39,7 @@ class Launched:
         """Where parameter number `place` lies."""
         return ctypes.c_void_p.from_address(self.parameters + 8 * place).value or 0
 
-    def bytes(self, place: int, size: int) -> bytes:
+    def raw(self, place: int, size: int) -> bytes:
         """`size` bytes of parameter number `place`."""
         return ctypes.string_at(self.address(place), size)
 

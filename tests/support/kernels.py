@@ -154,12 +154,16 @@ def reader(*entries: Json) -> Callable[[Launched], Read]:
     for entry in entries:
         for variant in entry["variants"]:
             parameters = variant["launch"]["parameters"]
-            layouts[variant["launch"]["symbol"]] = ["128s" if isinstance(each, dict) else each[1] for each in parameters]
+            layouts[variant["launch"]["symbol"]] = [
+                "128s" if isinstance(each, dict) else each[1] for each in parameters
+            ]
 
     def look(one: Launched) -> Read:
         codes = layouts[one.symbol]
         places = [one.address(place) for place in range(len(codes))]
-        values = [struct.unpack(f"<{code}", one.bytes(place, struct.calcsize(code)))[0] for place, code in enumerate(codes)]
+        values = [
+            struct.unpack(f"<{code}", one.raw(place, struct.calcsize(code)))[0] for place, code in enumerate(codes)
+        ]
         offsets = tuple(place - places[0] for place in places)
         return Read(one.symbol, one.device, one.grid, one.block, one.shared, one.stream, offsets, tuple(values))
 
