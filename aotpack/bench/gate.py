@@ -1,0 +1,61 @@
+"""Release gates: a figure of the bundle against a limit, or against the same figure of an older report."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aotpack_runtime.errors import UsageError
+
+Json = Any
+
+METRICS: dict[str, Callable[[Json], float]] = {
+    "first_output": lambda report: report["modes"]["bundle"]["first_output_s"]["median"],
+    "first_call": lambda report: report["modes"]["bundle"]["phases_s"]["first_call"],
+    "load": lambda report: report["modes"]["bundle"]["phases_s"]["load"],
+    "steady": lambda report: report["modes"]["bundle"]["calls"][0]["steady_s"]["median"],
+    "peak_rss": lambda report: report["modes"]["bundle"]["peak_rss_bytes"],
+    "bytes": lambda report: report["bundle"]["bytes"],
+}
+"""Figures of the bundle; seconds and bytes."""
+
+_FORM = re.compile(r"(?P<metric>\w+)\s*(?P<sign>>=|>|<=|<)\s*(?P<limit>\d+(\.\d+)?)(?P<times>x?)")
+_SIGNS: dict[str, Callable[[float, float], bool]] = {
+    ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """`first_output>1.10x`: fail when the metric is more than 1.1 times the baseline's; without x, than the number."""
+
+    text: str
+    metric: str
+    sign: str
+    limit: float
+    relative: bool
+
+    def broken(self, report: Json, baseline: Json | None) -> str | None:
+        """What broke the gate in one line, None when it holds."""
+        found = METRICS[self.metric](report)
+        limit = self.limit
+        if self.relative:
+            if baseline is None:
+                raise UsageError(f"--fail-if {self.text!r} needs --baseline", hint="give the JSON of an older run")
+            limit *= METRICS[self.metric](baseline)
+        if not _SIGNS[self.sign](found, limit):
+            return None
+        return f"{self.text}: {self.metric} is {found:.6g}, the limit is {limit:.6g}"
+
+
+def parse_gate(text: str) -> Gate:
+    """UsageError when `text` is not of the form METRIC>NUMBER[x]."""
+    match = _FORM.fullmatch(text.strip())
+    if match is None or match["metric"] not in METRICS:
+        raise UsageError(
+            f"--fail-if {text!r}: expected such as 'first_output>1.10x' or 'load>0.05'; metrics: {', '.join(METRICS)}"
+        )
+    return Gate(text, match["metric"], match["sign"], float(match["limit"]), bool(match["times"]))

@@ -1,0 +1,59 @@
+"""A bundle -> the report of a bench over one of its entries."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from aotpack.bench.cases import make_cases
+from aotpack.bench.harness import Harness
+from aotpack.bench.modes import MODES
+from aotpack.bench.report import make_report
+from aotpack_runtime.bundle import open_bundle
+from aotpack_runtime.errors import UnknownEntry, UsageError
+
+Json = Any
+
+
+def run_bench(
+    bundle: Path,
+    *,
+    entry: str | None = None,
+    source: Path = Path(),
+    modes: Sequence[str] | None = None,
+    samples: int = 5,
+    steady: bool = True,
+    report: Callable[[str], None] = lambda line: None,
+) -> Json:
+    """Measure `entry` (the bundle's only one when it is not named) in `modes`, all of them when none are named.
+
+    `source` is where the model's module is looked up first. Raises UsageError and UnknownEntry for what is not there.
+    """
+    for name in modes or ():
+        if name not in MODES:
+            raise UsageError(f"no mode {name!r}; there are: {', '.join(MODES)}")
+    opened = open_bundle(bundle)
+    opened.close()
+    index = opened.index
+    models = [name for name, record in index.entries.items() if record.kernel is None]
+    if entry is None and len(models) != 1:
+        raise UsageError(f"the bundle has {len(models)} entries of models", hint=f"name one with --entry: {models}")
+    name = entry or models[0]
+    if name not in index.entries:
+        raise UnknownEntry(name, list(index.entries))
+    record = index.entries[name]
+    if record.kernel is not None:
+        raise UsageError(f"{name!r} is a kernel", hint="kernels are timed by bench/kernel_start.py, on a GPU")
+    cases = make_cases(record)
+    weights = index.weight_sets.get(record.variants[0].weights)
+    harness = Harness(
+        bundle, record, cases, folder=source, dtype=weights.dtype if weights else "", steady=steady, report=report
+    )
+    runs = harness.run(list(modes or MODES), samples)
+    return make_report(
+        runs, cases, entry=name, size_bytes=sum(file.size_bytes for file in index.members().values()),
+        bundle={"name": index.name, "version": index.version, "digest": opened.digest},
+        version=importlib.metadata.version("torch"),
+    )  # fmt: skip

@@ -1,0 +1,45 @@
+"""`aotpack bench BUNDLE`: what a cold start costs with it, and with what people do today."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, note, result
+
+
+def command(
+    bundle: Path = typer.Argument(help="A bundle folder or archive."),
+    entry: str | None = typer.Option(None, "--entry", help="The entry to time. Default: the only one."),
+    source: Path = typer.Option(Path(), "--source", help="Folder in which the model's source is looked up first."),
+    modes: str | None = typer.Option(None, "--modes", metavar="A,B", help="Ways of starting to compare. Default: all."),
+    samples: int = typer.Option(5, "--samples", min=1, help="Fresh processes for each."),
+    steady: bool = typer.Option(True, "--steady/--no-steady", help="Also time calls until they are steady."),
+    html: Path | None = typer.Option(None, "--html", help="Also write a page with plots. Needs matplotlib."),
+    baseline: Path | None = typer.Option(None, "--baseline", help="The JSON of an older run, for --fail-if."),
+    fail_if: list[str] = typer.Option([], "--fail-if", metavar="'first_output>1.10x'", help="A release gate."),
+    as_json: bool = JSON_OPTION,
+    debug: bool = DEBUG_OPTION,
+) -> int:
+    """Time process start to the first right output, in fresh processes, and each next shape's first call."""
+    from aotpack.bench.gate import parse_gate
+    from aotpack.bench.report import table
+    from aotpack.bench.run import run_bench
+
+    gates = [parse_gate(text) for text in fail_if]
+    older = None if baseline is None else json.loads(baseline.read_text())
+    wanted = modes.split(",") if modes else None
+    report = run_bench(bundle, entry=entry, source=source, modes=wanted, samples=samples, steady=steady, report=note)
+    if html is not None:
+        from aotpack.bench.html import write_page
+
+        write_page(report, html)
+    broken = [text for gate in gates if report["ok"] and (text := gate.broken(report, older))]
+    report["gates"] = {"broken": broken, "ok": not broken}
+    report["ok"] = report["ok"] and not broken
+    result(report, as_json=as_json, text=table(report))
+    for text in broken:
+        note(f"gate broken: {text}")
+    return 0 if report["ok"] else 1
