@@ -12,6 +12,7 @@ from aotpack.kernel_assembly import in_order, kernel_entry
 from aotpack.manifest_model import TorchExportEntry
 from aotpack.plan import EntryPlan, Plan
 from aotpack.torch_assembly import torch_entry, weight_set
+from aotpack_runtime.errors import CompileError
 from aotpack_runtime.format.index import Entry, File, Index, WeightSet
 
 Json = Any
@@ -45,11 +46,19 @@ def make_index(
     tools: Mapping[str, str],
     *,
     tables: bool = True,
+    failures: dict[str, str] | None = None,
 ) -> Draft:
     """The index of everything that was exported and compiled; entries of which nothing was are left out.
 
-    `sources` holds, by place in the plan, what each entry's export (or the look at a kernel's source) gave.
+    `sources` holds, by place in the plan, what each entry's export (or the look at a kernel's source) gave. What cannot
+    be put together raises CompileError, or is left out and noted in `failures`.
     """
+
+    def failed(variant: str, error: CompileError) -> None:
+        if failures is None:
+            raise error
+        failures[variant] = str(error)
+
     manifest = plan.manifest
     entries: dict[str, Entry] = {}
     sets: dict[str, WeightSet] = {}
@@ -65,7 +74,13 @@ def make_index(
             parts[entry_plan.weights] = source["weights"]["file"]
             made = torch_entry(entry_plan, record, source, compiled)
         else:
-            made = kernel_entry(entry_plan, source, compiled, manifest.path.absolute().parent if tables else None)
+            folder = manifest.path.absolute().parent if tables else None
+            try:
+                made = kernel_entry(entry_plan, source, compiled, folder, failed)
+            except CompileError as error:  # of the entry as a whole, such as its table
+                for variant in entry_plan.variants:
+                    failed(variant.id, error)
+                continue
         known = entries.get(entry_plan.entry)
         entries[entry_plan.entry] = made if known is None else _joined(known, made)
     index = Index(

@@ -25,10 +25,10 @@ from aotpack.pack import check_replaceable, index_digest, is_current, merge_weig
 from aotpack.plan import EntryPlan, Plan, make_plan
 from aotpack.revisions import VERIFY_REVISION
 from aotpack.workers import Workers
-from aotpack_runtime.errors import CompileError, MissingDependency, UsageError
+from aotpack_runtime.errors import CompileError, MissingDependency, MissingDevice, UsageError
 from aotpack_runtime.format.codec import dump_guards, dump_outputs
 from aotpack_runtime.format.fingerprint import fingerprint
-from aotpack_runtime.format.index import Entry, Index, Variant
+from aotpack_runtime.format.index import Entry, Index, Variant, dump, parse
 from aotpack_runtime.format.launch import dump_launch
 from aotpack_runtime.format.target import Target
 from aotpack_runtime.machine import cache_dir, this_machine
@@ -166,8 +166,11 @@ class _Builder:
             step = Step(job.kind, job.name, entry.target, why)
             found += [step] if step not in found else []
             if record is None:
-                kind = "aoti" if isinstance(entry, EntryPlan) else entry.kind
-                found += [Step(kind, variant.id, entry.target, f"after {job.name}") for variant in entry.variants]
+                kind, names = "aoti", [variant.id for variant in entry.variants]
+                if isinstance(entry, KernelPlan):
+                    kind = entry.kind
+                    names = list(dict.fromkeys(kernel_jobs.job_name(entry, variant) for variant in entry.variants))
+                found += [Step(kind, name, entry.target, f"after {job.name}") for name in names]
                 continue
             for compile_job in jobs.compile_jobs(entry, record, self.folder):
                 found.append(Step(compile_job.kind, compile_job.name, entry.target, self.runner.find(compile_job)[1]))
@@ -191,11 +194,7 @@ class _Builder:
             return
         reason = "torch entries for CUDA need a GPU to be built, and are not in this version"
         if not self.keep_going:
-            raise MissingDependency(
-                "a CUDA device",
-                needed_for=f"target {others[0].target!r}: {reason}",
-                install="(none): use --target, or --keep-going",
-            )
+            raise MissingDevice(f"target {others[0].target!r}: {reason}", hint="use --target, or --keep-going")
         for entry in others:
             self.result.failures.update({variant.id: reason for variant in entry.variants})
         self.plan = replace(self.plan, entries=tuple(entry for entry in self.plan.entries if not _needs_gpu(entry)))
@@ -216,7 +215,10 @@ class _Builder:
     # ---------------------------------------------------------------------------------------- index, verification
 
     def _index(self, sources: Mapping[int, Json], compiled: Mapping[str, Json]) -> Index:
-        index = make_index(self.plan, sources, compiled, self._tools(), tables=self.tables)
+        index = make_index(
+            self.plan, sources, compiled, self._tools(), tables=self.tables,
+            failures=self.result.failures if self.keep_going else None,
+        )  # fmt: skip
         self.result.notes += self._untuned(index.index) if self.tables else []
         files = {name: Path(self.store.object(record["sha256"])) for name, record in index.parts.items()}
         if len(set(files.values())) <= 1:
@@ -243,6 +245,9 @@ class _Builder:
         }
         if not pending and is_current(index, out):
             return index
+        parse(
+            dump(index)
+        )  # kernels are not run where there is no GPU, but no bundle is published that cannot be opened
         with staging(out) as staged:
             stage(index, self.store, out, staged)
             if pending and (bad := self._verify(staged, pending, workers)):

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from aotpack.kernel_jobs import job_name
-from aotpack.kernel_plan import KernelPlan, KernelVariant, folded
-from aotpack.manifest_kernels import KernelEntry, NvrtcEntry, TritonEntry
+from aotpack.kernel_plan import KernelPlan, KernelVariant, candidates, folded
+from aotpack.manifest_kernel_rules import BLOCK_LIMIT, GRID_LIMITS, SHARED_LIMIT
+from aotpack.manifest_kernels import KernelEntry, NvrtcEntry
 from aotpack.tuning import read_table
 from aotpack.words import Word
 from aotpack_runtime.errors import CompileError
 from aotpack_runtime.format.choice import Choice, Rule
 from aotpack_runtime.format.expression import Expression, parse
 from aotpack_runtime.format.fingerprint import fingerprint
+from aotpack_runtime.format.gpu import SHARED_EVERYWHERE, parse_arch
 from aotpack_runtime.format.guard import (
     DescriptorGuard,
     Guards,
@@ -35,33 +36,39 @@ from aotpack_runtime.format.tree import LEAF
 
 Json = Any
 
-GRID_LIMITS = (2**31 - 1, 65535, 65535)
-BLOCK_LIMIT = 1024
-SHARED_LIMIT = 227 * 1024
-"""Of every GPU so far (CUDA C++ Programming Guide, technical specifications per compute capability)."""
-
 _SCHEMA_TYPES = {
     "pointer": "Tensor", "descriptor": "Tensor", "int": "int", "literal": "int", "float": "float", "bool": "bool",
 }  # fmt: skip
 
 
-def kernel_entry(plan: KernelPlan, source: Json, compiled: Mapping[str, Json], folder: Path | None) -> Entry:
-    """The entry of one target, of the variants that were compiled; tuning tables are looked up in `folder`."""
+def kernel_entry(
+    plan: KernelPlan,
+    source: Json,
+    compiled: Mapping[str, Json],
+    folder: Path | None,
+    failed: Callable[[str, CompileError], None],
+) -> Entry:
+    """The entry of one target, of the variants that were compiled; tuning tables are looked up in `folder`.
+
+    `failed` is told of a variant that was compiled and cannot be launched as the manifest says; it may raise.
+    """
     record = plan.record
     names, extras = _arguments(plan), record.extra_names()
     parameters = [Parameter(name, "positional_or_keyword") for name in names]
     parameters += [Parameter(name, "keyword_only") for name in extras]
-    variants = tuple(
-        _variant(plan, variant, (*names, *extras), compiled[job_name(plan, variant)])
-        for variant in plan.variants
-        if job_name(plan, variant) in compiled
-    )
+    variants = []
+    for variant in plan.variants:
+        if job_name(plan, variant) in compiled:
+            try:
+                variants.append(_variant(plan, variant, (*names, *extras), compiled[job_name(plan, variant)]))
+            except CompileError as error:
+                failed(variant.id, error)
     words = plan.variants[0].words
     writes = record.writes or tuple(n for n in names if words[n].kind == "pointer" and not words[n].const)
     return Entry(
         name=plan.entry,
         parameters=tuple(parameters),
-        variants=variants,
+        variants=tuple(variants),
         programs=(),
         source=Source(record.source, {}, {}),
         fills={name: _fill(fill) for name, fill in record.fill.items()},
@@ -83,8 +90,6 @@ def in_order(variants: Sequence[Variant]) -> tuple[Variant, ...]:
     PTX last, and otherwise as they are."""
 
     def place(variant: Variant) -> tuple[bool, tuple[int, ...]]:
-        from aotpack_runtime.format.gpu import parse_arch
-
         needs = variant.target.needs
         arch = parse_arch((needs.get("cubin") or needs["ptx"]).partition(" ")[0])
         return "ptx" in needs, tuple(-number for number in arch.capability)
@@ -92,51 +97,13 @@ def in_order(variants: Sequence[Variant]) -> tuple[Variant, ...]:
     return tuple(sorted(variants, key=place))
 
 
-def cases(record: KernelEntry) -> list[dict[str, int | float]]:
-    """Every point as numbers: lists multiply, expressions are computed from the others."""
-    found = []
-    for point in record.points:
-        lists = [item if isinstance(item, list) else [item] for item in point.values()]
-        for values in itertools.product(*lists):
-            given = dict(zip(point, values, strict=True))
-            numbers: dict[str, Any] = {name: value for name, value in given.items() if not isinstance(value, str)}
-            waiting = {name: parse(value) for name, value in given.items() if isinstance(value, str)}
-            while waiting:
-                ready = {name: text(numbers) for name, text in waiting.items() if text.names <= numbers.keys()}
-                if not ready:
-                    raise CompileError("points", f"{', '.join(waiting)} are given in terms of each other")
-                numbers |= ready
-                waiting = {name: text for name, text in waiting.items() if name not in ready}
-            found.append({name: numbers[name] for name in given})
-    return found
-
-
-def tuned_axes(plan: KernelPlan) -> tuple[str, ...]:
-    """Axes that a table picks: what no argument decides. Of Triton the constexprs and the config, of C++ the numbers of
-    the template."""
-    record = plan.record
-    if isinstance(record, TritonEntry):
-        own = [axis for axis in record.axes if record.params.get(axis) == "constexpr"]
-        return (*own, *record.configs[0])
-    return tuple(
-        axis for axis, values in record.axis_values().items() if all(isinstance(value, int) for value in values)
-    )
-
-
 # ------------------------------------------------------------------------------------------------------------ parts
 
 
 def _arguments(plan: KernelPlan) -> tuple[str, ...]:
-    """Parameters that a call gives; CompileError for one whose kind differs between variants."""
-    names = []
-    for name in plan.record.params:
-        kinds = {variant.words[name].kind for variant in plan.variants}
-        if kinds == {"constexpr"}:
-            continue
-        if len({_SCHEMA_TYPES.get(kind, kind) for kind in kinds}) > 1:
-            raise CompileError(plan.entry, f"parameter {name!r} is of several kinds: {', '.join(sorted(kinds))}")
-        names.append(name)
-    return tuple(names)
+    """Parameters that a call gives."""
+    words = plan.variants[0].words
+    return tuple(name for name in plan.record.params if words[name].kind != "constexpr")
 
 
 def _variant(plan: KernelPlan, variant: KernelVariant, names: tuple[str, ...], record: Json) -> Variant:
@@ -147,13 +114,19 @@ def _variant(plan: KernelPlan, variant: KernelVariant, names: tuple[str, ...], r
     needs = {"ptx": f"{variant.arch} {record['ptx_version']}"} if is_ptx else {"cubin": record["arch"]}
     kernel = record if plan.kind == "triton" else record["kernels"][variant.expression]
     launch = _launch(plan, variant, names, kernel)
+    if launch.cluster != (1, 1, 1) and parse_arch(variant.arch).capability < (9, 0):
+        raise CompileError(variant.id, f"clusters need sm_90 or newer, this is {variant.arch}")
+    shared = kernel.get("static_shared_bytes") or 0
+    shared += 0 if launch.shared.names else launch.shared({})
+    if shared > SHARED_EVERYWHERE:
+        needs["shared"] = str(shared)
     return Variant(
         id=variant.id,
         point="",
         tier="hot",
         target=Target("cuda", needs),
         artifact=ArtifactRef(kind, fingerprint({name: one.digest for name, one in files.items()}), files),
-        guards=_guards(plan, variant, names, launch),
+        guards=_guards(plan, variant, names, launch, kernel.get("max_threads")),
         outputs=Outputs(LEAF, (Value(None),)),
         weights="",
         constants=(),
@@ -163,7 +136,9 @@ def _variant(plan: KernelPlan, variant: KernelVariant, names: tuple[str, ...], r
     )
 
 
-def _guards(plan: KernelPlan, variant: KernelVariant, names: tuple[str, ...], launch: Launch) -> Guards:
+def _guards(
+    plan: KernelPlan, variant: KernelVariant, names: tuple[str, ...], launch: Launch, most_threads: int | None
+) -> Guards:
     leaves, where = [], []
     for name in names:
         word = variant.words.get(name, Word("int", low=0, high=2**31 - 1))
@@ -178,6 +153,9 @@ def _guards(plan: KernelPlan, variant: KernelVariant, names: tuple[str, ...], la
         known = expression.text in extras and high == GRID_LIMITS[0]
         if expression.names and not known:
             where.append(parse(f"{low} <= {expression} <= {high}"))
+    if any(extent.names for extent in launch.block):
+        x, y, z = launch.block
+        where.append(parse(f"({x}) * ({y}) * ({z}) <= {min(BLOCK_LIMIT, most_threads or BLOCK_LIMIT)}"))
     return Guards((LEAF,) * len(names), tuple(leaves), tuple(where))
 
 
@@ -312,25 +290,17 @@ def _choice(plan: KernelPlan, folder: Path | None) -> Choice:
         return Choice()
     if record.choose == "rules" or record.tuning is None or folder is None:
         return Choice(tuple(rules))
-    return Choice(tuple(rules), read_table(folder / record.tuning, plan.entry, candidates(plan)))
-
-
-def candidates(plan: KernelPlan) -> list[dict[str, Any]]:
-    """What a table picks among, each once, in the manifest's order."""
-    names, found = tuned_axes(plan), []
-    for variant in plan.variants:
-        pick = {name: variant.axes[name] for name in names}
-        if pick not in found:
-            found.append(pick)
-    return found
+    sizes = set(record.key) - record.axis_values().keys()
+    path = folder / record.tuning
+    return Choice(tuple(rules), read_table(path, plan.entry, candidates(record), key=record.key, sizes=sizes))
 
 
 def _verify(record: KernelEntry) -> dict[str, Json]:
     if record.verify is None:
-        return {"cases": cases(record), "shapes": {name: list(dims) for name, dims in record.shapes.items()}}
+        return {"cases": record.calls(), "shapes": {name: list(dims) for name, dims in record.shapes.items()}}
     return {
         **record.verify.model_dump(mode="json"),
-        "cases": cases(record),
+        "cases": record.calls(),
         "shapes": {name: list(dims) for name, dims in record.shapes.items()},
     }
 

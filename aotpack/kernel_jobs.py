@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from aotpack.compilers.headers import header_files
 from aotpack.jobs import Job
 from aotpack.kernel_plan import CONFIG_FIELDS, KernelPlan, KernelVariant
 from aotpack.manifest_kernels import NvrtcEntry, TritonEntry
@@ -137,7 +138,7 @@ def _toolchain(kind: str) -> dict[str, Json]:
 def _names(include_dirs: Sequence[str], folder: Path) -> str:
     """Digest of the names below include folders: a header that is new may be found before one that was."""
     found = [
-        sorted(path.relative_to(folder / each).as_posix() for path in (folder / each).rglob("*") if path.is_file())
+        [path.relative_to(folder / each).as_posix() for path in header_files(folder / each)]
         for each in include_dirs
         if not each.startswith("@")
     ]

@@ -8,7 +8,7 @@ the manifest. Of several that fit a call, the entry's choice takes one.
 from __future__ import annotations
 
 import ast
-import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -52,12 +52,9 @@ class KernelPlan:
 
 
 def plan_kernel(manifest: Manifest, name: str, entry: KernelEntry) -> Iterator[KernelPlan]:
-    """Its variants for each of its targets; ManifestError when `where` leaves none."""
+    """Its variants for each of its targets; ManifestError when two of them would have one id."""
     targets = entry.targets or tuple(key for key, target in manifest.targets.items() if isinstance(target, CudaTarget))
-    combinations = [axes for axes in _combinations(entry) if _holds(entry, axes)]
-    if not combinations:
-        problem = Problem(str(manifest.path), 1, 1, f"entries.{name}.where", "no combination of the axes is left")
-        raise ManifestError([problem])
+    combinations = list(entry.combinations())
     for target_name in targets:
         target = manifest.targets[target_name]
         assert isinstance(target, CudaTarget)
@@ -67,31 +64,32 @@ def plan_kernel(manifest: Manifest, name: str, entry: KernelEntry) -> Iterator[K
             for arch in (*archs, *([target.ptx] if target.ptx else []))
             for axes in combinations
         ]
+        twice = [one for one, count in Counter(variant.id for variant in variants).items() if count > 1]
+        if twice:
+            message = f"two values give the id {twice[0]!r}; rename one"
+            raise ManifestError([Problem(str(manifest.path), 1, 1, f"entries.{name}.{entry.axis_field()}", message)])
         places = {arch: place for place, arch in enumerate((*archs, target.ptx))}
         variants.sort(key=lambda variant: (places[variant.arch], -_special(variant), _numbers(entry, variant)))
         yield KernelPlan(entry=name, target=target_name, kind=entry.kind, variants=tuple(variants), record=entry)
 
 
-def _combinations(entry: KernelEntry) -> Iterator[Axes]:
-    axes = entry.axis_values()
-    for values in itertools.product(*axes.values()):
-        chosen = dict(zip(axes, values, strict=True))
-        if isinstance(entry, TritonEntry):
-            yield from ({**chosen, **config} for config in entry.configs)
-        else:
-            yield chosen
+def tuned_axes(entry: KernelEntry) -> tuple[str, ...]:
+    """Axes that a table picks: what no argument decides. Of Triton the constexprs and the config, of C++ the numbers of
+    the template."""
+    if isinstance(entry, TritonEntry):
+        own = [axis for axis in entry.axes if entry.params.get(axis) == "constexpr"]
+        return (*own, *entry.configs[0])
+    return tuple(axis for axis, values in entry.axis_values().items() if all(isinstance(one, int) for one in values))
 
 
-def _holds(entry: KernelEntry, axes: Axes) -> bool:
-    env = {name: value for name, value in axes.items() if isinstance(value, int)}
-    for text in entry.where:
-        relation = parse(text)
-        words = sorted(relation.names - env.keys())
-        if words:
-            raise ManifestError([Problem("", 1, 1, f"where: {text}", f"{words[0]!r} is not a number")])
-        if not relation(env):
-            return False
-    return True
+def candidates(entry: KernelEntry) -> list[dict[str, int | str]]:
+    """What a table picks among, each once, in the manifest's order."""
+    names, found = tuned_axes(entry), []
+    for axes in entry.combinations():
+        pick = {name: axes[name] for name in names}
+        if pick not in found:
+            found.append(pick)
+    return found
 
 
 def _variant(entry: KernelEntry, name: str, axes: Axes, arch: str, target: str) -> KernelVariant:

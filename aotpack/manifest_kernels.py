@@ -7,9 +7,9 @@ their compilers are told.
 from __future__ import annotations
 
 import ast
-import keyword
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -29,7 +29,7 @@ from aotpack.manifest_values import (
     matching,
     wrong,
 )
-from aotpack.suggest import describe, did_you_mean, nearest
+from aotpack.suggest import describe
 from aotpack.words import Word, c_word, triton_word
 from aotpack_runtime.format.expression import parse
 
@@ -52,6 +52,8 @@ def _braces(text: str) -> str:
     for name in re.findall(r"\{([^{}]*)\}", text):
         if not name.isidentifier():
             raise wrong(f"{{{name}}} in {describe(text)} is no name of an axis")
+    if re.search(r"[{}]", re.sub(r"\{\w+\}", "", text)):
+        raise wrong(f"a brace in {describe(text)} is open; an axis is written {{NAME}}")
     return text
 
 
@@ -182,6 +184,15 @@ class KernelEntry(Strict):
         """What `config: N` of a rule stands for."""
         return ()
 
+    def axis_field(self) -> str:
+        """The key under which axes stand."""
+        raise NotImplementedError
+
+    def templates(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """Texts in which {AXIS} stands for a value, with their places."""
+        for name, text in self.params.items():
+            yield ("params", name), text
+
     # ------------------------------------------------------------------------------------------------------- rules
 
     def launch_expressions(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
@@ -197,117 +208,53 @@ class KernelEntry(Strict):
         known = {*self.params, *self.axis_values(), *self.config_names()}
         found: dict[str, None] = {}
         for _, text in self.launch_expressions():
-            found |= dict.fromkeys(name for name in _in_order(text) if name not in known)
+            found |= dict.fromkeys(name for name in in_order(text) if name not in known)
         return tuple(found)
+
+    def combinations(self) -> Iterator[dict[str, int | str]]:
+        """Every choice of the axes, and of the config, that `where` lets through."""
+        axes = self.axis_values()
+        relations = [parse(text) for text in self.where]
+        for values in itertools.product(*axes.values()):
+            for config in self.config_picks() or ({},):
+                chosen = {**dict(zip(axes, values, strict=True)), **config}
+                numbers = {name: value for name, value in chosen.items() if isinstance(value, int)}
+                if all(relation(numbers) for relation in relations):
+                    yield chosen
+
+    def calls(self) -> list[dict[str, int | float]]:
+        """Every point as numbers: lists multiply, expressions are computed from the others."""
+        return [call for point in self.points for call in calls_of(point)]
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
-        axes = self.axis_values()
-        known = {*self.params, *axes, *self.config_names()}
-        for name in axes:
-            if name in self.params and self.params[name] != "constexpr":
-                raise wrong(
-                    f"{name!r} is both an axis and a parameter that is passed; make it a constexpr", "axes", name
-                )
-        for at, text in self.launch_expressions():
-            for name in _in_order(text):
-                slip = nearest(name, known)
-                if name not in known and (not name.isidentifier() or keyword.iskeyword(name) or name.startswith("__")):
-                    raise wrong(f"{name!r} is not a name; sizes are int arguments", *at)
-                if name not in known and slip and not self.points:
-                    more = "a new int argument needs a value in `points`"
-                    raise wrong(f"unknown name {name!r}; did you mean {slip!r}? ({more})", *at)
-        extras = set(self.extra_names())
-        for field, texts in (("guards", self.guards), ("where", self.where)):
-            allowed = known | extras if field == "guards" else {*axes, *self.config_names()}
-            for index, text in enumerate(texts):
-                _require(parse(text).names, allowed, field, index)
-        _require(self.key, known | extras, "key")
-        for field, names in (("writes", self.writes or ()), ("shapes", self.shapes), ("fill", self.fill)):
-            _require(names, self.params, field)
-        for index, rule in enumerate(self.rules):
-            self._check_rule(rule, index)
-        if self.choose == "rules" and not self.rules:
-            raise wrong("choose: rules needs rules", "choose")
-        if self.choose == "tuned" and not (self.tuning and self.key):
-            raise wrong("choose: tuned needs `tuning` (a path) and `key`", "choose")
-        for index, point in enumerate(self.points):
-            self._check_point(point, index)
-        self._check_words()
+        from aotpack.manifest_kernel_rules import check_kernel_entry  # which knows this class
+
+        check_kernel_entry(self)
         return self
 
-    def _check_words(self) -> None:
-        axes = self.axis_values()
-        for name, text in self.params.items():
-            used = re.findall(r"\{(\w+)\}", text)
-            _require(used, axes, "params", name)
-            values: list[dict[str, str]] = [{}]
-            for axis in used:
-                values = [{**one, axis: self.spelling(axis, value)} for one in values for value in axes[axis]]
-            for one in values:
-                try:
-                    word = self.word(text.format(**one))
-                except ValueError as error:
-                    raise wrong(str(error), "params", name) from None
-                if word.kind == "constexpr" and name not in axes and name not in self.config_names():
-                    raise wrong(f"constexpr {name!r} has no value; give it as an axis or in configs", "params", name)
 
-    def _check_rule(self, rule: Mapping[str, Any], index: int) -> None:
-        if "when" in rule:
-            try:
-                names = parse(str(rule["when"])).names
-            except ValueError as error:
-                raise wrong(str(error), "rules", index, "when") from None
-            _require(names, {*self.params, *self.extra_names()}, "rules", index, "when")
-        picks = self.config_picks()
-        for name, value in rule.items():
-            if name == "when":
-                continue
-            if name == "config" and picks:
-                if type(value) is not int or not 0 <= value < len(picks):
-                    raise wrong(f"config {value!r} is not one of 0 to {len(picks) - 1}", "rules", index, name)
-                continue
-            axes = self.axis_values()
-            _require([name], {*axes, "when", *(["config"] if picks else [])}, "rules", index)
-            if value not in axes[name]:
-                raise wrong(f"{value!r} is no value of the axis {name!r}", "rules", index, name)
-
-    def _check_point(self, point: Mapping[str, Any], index: int) -> None:
-        pointers = {name for name, text in self.params.items() if _is_pointer(text)}
-        constants = {name for name, text in self.params.items() if text == "constexpr"}
-        wanted = {*self.params, *self.extra_names()} - pointers - constants - self._folded()
-        _require(point, wanted | self._folded(), "points", index)
-        missing = sorted(wanted - point.keys())
-        if missing:
-            raise wrong(f"{missing[0]!r} is not given", "points", index)
-        for name, value in point.items():
-            if isinstance(value, str):
-                _require(parse(value).names, point, "points", index, name)
-        unshaped = sorted(pointers - self.shapes.keys())
-        if unshaped:
-            raise wrong(f"points need the shape of the pointer {unshaped[0]!r}", "shapes")
-
-    def _folded(self) -> set[str]:
-        """Parameters that are a literal in every variant."""
-        return {name for name, text in self.params.items() if re.fullmatch(r"-?\d+", text)}
+def calls_of(point: Mapping[str, Any]) -> Iterator[dict[str, int | float]]:
+    """ValueError for values in terms of each other, ZeroDivisionError as it comes."""
+    lists = [item if isinstance(item, list) else [item] for item in point.values()]
+    for values in itertools.product(*lists):
+        given = dict(zip(point, values, strict=True))
+        numbers: dict[str, Any] = {name: value for name, value in given.items() if not isinstance(value, str)}
+        waiting = {name: parse(value) for name, value in given.items() if isinstance(value, str)}
+        while waiting:
+            ready = {name: text(numbers) for name, text in waiting.items() if text.names <= numbers.keys()}
+            if not ready:
+                raise ValueError(f"{' and '.join(sorted(waiting))} cannot be computed: each is given by what it gives")
+            numbers |= ready
+            waiting = {name: text for name, text in waiting.items() if name not in ready}
+        yield {name: numbers[name] for name in given}
 
 
-def _is_pointer(text: str) -> bool:
-    return "*" in text or text.startswith("tensordesc")
-
-
-def _in_order(text: str) -> list[str]:
+def in_order(text: str) -> list[str]:
     """Variables of an expression, as they come."""
     names = parse(text).names
     found = [ast.unparse(node) for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.expr)]
     return [name for name in dict.fromkeys(found) if name in names]
-
-
-def _require(names: Iterable[str], known: Iterable[str], *at: str | int) -> None:
-    known = set(known)
-    for name in names:
-        if name not in known:
-            raise wrong(f"unknown name {name!r}{did_you_mean(name, known)}", *at)
 
 
 # ------------------------------------------------------------------------------------------------------------- kinds
@@ -338,12 +285,15 @@ def _config(value: Any) -> Any:
 
 def _whole(configs: tuple[dict[str, int], ...]) -> tuple[dict[str, int], ...]:
     """The same with Triton's own defaults filled in, so that a config is known by its content."""
+    if not configs:
+        raise wrong("is empty; expected at least one config such as {num_warps: 4}")
     whole = [{"num_warps": 4, "num_stages": 3, "num_ctas": 1, **config} for config in configs]
     for index, config in enumerate(whole):
         if config in whole[:index]:
             raise wrong("is in the list twice; remove one", index)
         if config.keys() != whole[0].keys():
-            raise wrong("configs must give the same names", index)
+            other = min(config.keys() ^ whole[0].keys())
+            raise wrong(f"{other!r} is given in some configs and not in others; give it in all", index)
     return tuple(whole)
 
 
@@ -359,30 +309,19 @@ class TritonEntry(KernelEntry):
     options: Mapping[str, Scalar] = Field(default={}, description="further options of Triton's compiler")
 
     def axis_values(self) -> dict[str, tuple[int | str, ...]]:
-        for name, values in self.axes.items():
-            if isinstance(values, Mapping):
-                raise wrong("expected a list of values", "axes", name)
         return {name: tuple(values) for name, values in self.axes.items()}
 
     def word(self, text: str) -> Word:
         return triton_word(text)
+
+    def axis_field(self) -> str:
+        return "axes"
 
     def config_names(self) -> frozenset[str]:
         return frozenset(self.configs[0]) if self.configs else frozenset()
 
     def config_picks(self) -> tuple[Mapping[str, Any], ...]:
         return self.configs
-
-    @model_validator(mode="after")
-    def _configured(self) -> Self:
-        if not self.configs:
-            raise wrong("is empty; expected at least one config", "configs")
-        for name in self.configs[0].keys() - Config.model_fields.keys():
-            if self.params.get(name) != "constexpr":
-                raise wrong(f"{name!r} is no field of triton.Config and no constexpr of the kernel", "configs", 0, name)
-            if name in self.axes:
-                raise wrong(f"{name!r} is in configs and in axes", "configs", 0, name)
-        return self
 
 
 class Limits(Strict):
@@ -416,6 +355,13 @@ class NvrtcEntry(KernelEntry):
     def axis_values(self) -> dict[str, tuple[int | str, ...]]:
         return {name: tuple(values) for name, values in self.template.items()}
 
+    def axis_field(self) -> str:
+        return "template"
+
+    def templates(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        yield from super().templates()
+        yield ("name_expression",), self.name_expression
+
     def spelling(self, axis: str, value: int | str) -> str:
         values = self.template[axis]
         return values[str(value)] if isinstance(values, Mapping) else str(value)
@@ -428,8 +374,3 @@ class NvrtcEntry(KernelEntry):
         for index, text in enumerate(self.block):
             yield ("block", index), text
         yield ("smem",), self.smem
-
-    @model_validator(mode="after")
-    def _expanded(self) -> Self:
-        _require(re.findall(r"\{(\w+)\}", self.name_expression), self.template, "name_expression")
-        return self

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, PrivateAttr, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from aotpack.manifest_inputs import (
     ClassInput,
@@ -265,6 +265,17 @@ class Manifest(Strict):
     entries: Mapping[Name, EntryForm] = Field(min_length=1, description="what to build, by name")
     build: Build = Build()
     runtime: Runtime = Runtime()
+
+    @model_validator(mode="after")
+    def _one_operator(self) -> Self:
+        owners: dict[str, str] = {}
+        for name, entry in self.entries.items():
+            operator = None if isinstance(entry, TorchExportEntry) else entry.op
+            if operator is not None and owners.setdefault(operator, name) != name:
+                raise wrong(
+                    f"{operator} is the operator of {owners[operator]!r} too; rename one", "entries", name, "op"
+                )
+        return self
 
     _path: Path = PrivateAttr(default=Path())
     _text_digest: str = PrivateAttr(default="")

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from aotpack.build import build
-from aotpack.kernel_assembly import candidates, tuned_axes
-from aotpack.kernel_plan import KernelPlan
+from aotpack.kernel_plan import KernelPlan, candidates, tuned_axes
 from aotpack.kernel_verify import make_arguments
 from aotpack.manifest_model import Manifest
 from aotpack.plan import Plan, make_plan
 from aotpack.tuning import SCHEMA, load_table
 from aotpack_runtime import load
-from aotpack_runtime.errors import MissingDependency, UsageError
+from aotpack_runtime.errors import MissingDependency, MissingDevice, UsageError
 from aotpack_runtime.format.gpu import Gpu, parse_arch, reject_cubin
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.kernel_entry import KernelEntry
@@ -36,12 +35,14 @@ WARMUP_MS, MEASURED_MS = 25, 100
 def tune(manifest: Manifest, *, only: str = "*", report: Callable[[str], None] = lambda line: None) -> list[Path]:
     """Write the table of each entry that is `choose: tuned`, for this GPU's architecture; the paths.
 
-    Rows of other architectures stay, if they are of the same candidates. Raises MissingDependency without a GPU, torch
-    or triton, and UsageError when no entry is tuned.
+    Rows of other architectures stay, if they are of the same candidates. Raises MissingDevice without a GPU,
+    MissingDependency without torch or triton, and UsageError when no entry is tuned.
     """
     gpu = this_machine().gpu
     if gpu is None:
-        raise MissingDependency("a CUDA device", needed_for="tuning", install="(none): run it on a GPU")
+        raise MissingDevice(
+            "tuning needs a CUDA device, and this host has none", hint="run it on a GPU of the target's kind"
+        )
     testing = _testing()
     plans = _tuned(make_plan(manifest, only=only), gpu)
     if not plans:
@@ -89,7 +90,7 @@ def _tuned(plan: Plan, gpu: Gpu) -> dict[str, KernelPlan]:
 
 def _rows(entry: KernelEntry, plan: KernelPlan, testing: Any, report: Callable[[str], None]) -> list[Json]:
     key, axes = plan.record.key, plan.record.axis_values()
-    names = tuned_axes(plan)
+    names = tuned_axes(plan.record)
     rows: dict[str, Json] = {}
     for seed, case in enumerate(entry.record.verify["cases"]):
         groups: dict[str, dict[str, Variant]] = {}
@@ -121,7 +122,7 @@ def _write(folder: Path, plan: KernelPlan, arch: str, measured: Json) -> Path:
     assert plan.record.tuning is not None
     parse_arch(arch)
     path = folder / plan.record.tuning
-    wanted = candidates(plan)
+    wanted = candidates(plan.record)
     old = load_table(path, plan.entry)
     archs: Mapping[str, Json] = {}
     if old is not None and sorted(map(_text, old["candidates"])) == sorted(map(_text, wanted)):

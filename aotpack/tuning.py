@@ -7,32 +7,45 @@ order is the same list, another list is another table.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from aotpack_runtime.errors import CompileError
 from aotpack_runtime.format.choice import Timed
 from aotpack_runtime.format.fingerprint import canonical
+from aotpack_runtime.format.gpu import parse_arch
 
 Json = Any
 SCHEMA = "aotpack.tuning/v1"
 
 
-def read_table(path: Path, entry: str, candidates: Sequence[Mapping[str, Json]]) -> dict[str, tuple[Timed, ...]] | None:
-    """Rows by architecture; None when there is no table yet. CompileError for one made for other candidates."""
+def read_table(
+    path: Path, entry: str, candidates: Sequence[Mapping[str, Json]], *, key: Sequence[str], sizes: Collection[str]
+) -> dict[str, tuple[Timed, ...]] | None:
+    """Rows by architecture; None when there is no table yet. CompileError for one made for other candidates, or whose
+    rows are not of the manifest's `key` (of which `sizes` are int arguments) and candidates."""
     table = load_table(path, entry)
     if table is None:
         return None
-    if _set_of(table["candidates"]) != _set_of(candidates):
+    known = _set_of(candidates)
+    if _set_of(table["candidates"]) != known:
         raise CompileError(
             entry, f"{path.name} was measured for other candidates than the manifest has now",
             hint="run `aotpack tune` on a GPU again, or restore the configs",
         )  # fmt: skip
-    return {
-        arch: tuple(Timed(row["sizes"], row["given"], row["pick"]) for row in measured["rows"])
-        for arch, measured in sorted(table["archs"].items())
-    }
+    tables: dict[str, tuple[Timed, ...]] = {}
+    for arch, measured in sorted(table["archs"].items()):
+        rows = [Timed(row["sizes"], row["given"], row["pick"]) for row in measured["rows"]]
+        for place, row in enumerate(rows):
+            if {*row.sizes, *row.given} != set(key) or set(row.sizes) != set(sizes):
+                raise _no_table(
+                    path, entry, f"row {place} of {arch} is of {[*row.sizes, *row.given]}, the key is {list(key)}"
+                )
+            if canonical(dict(row.pick)) not in known:
+                raise _no_table(path, entry, f"row {place} of {arch} picks {dict(row.pick)}, which is no candidate")
+        tables[arch] = tuple(rows)
+    return tables
 
 
 def load_table(path: Path, entry: str) -> Json | None:
@@ -41,17 +54,25 @@ def load_table(path: Path, entry: str) -> Json | None:
         table = json.loads(path.read_bytes())
         if table["schema"] != SCHEMA or table["entry"] != entry:
             raise ValueError(f"it is of {table['schema']} and entry {table['entry']}")
-        for measured in table["archs"].values():
-            for row in measured["rows"]:
-                row["sizes"], row["given"], row["pick"]
-        table["candidates"]
+        rows = [row for measured in table["archs"].values() for row in measured["rows"]]
+        for row in rows:
+            if any(type(size) is not int or abs(size) >= 1 << 63 for size in row["sizes"].values()):
+                raise ValueError(f"sizes are ints of 64 bits, found {str(row['sizes'])[:80]}")
+        for arch in table["archs"]:
+            if parse_arch(arch).ptx or parse_arch(arch).suffix:
+                raise ValueError(f"{arch} is no capability such as sm_90")
+        for axes in (*[row["pick"] for row in rows], *[row["given"] for row in rows], *table["candidates"]):
+            if any(not isinstance(value, int | str) for value in axes.values()):
+                raise ValueError(f"axes are numbers and words, found {axes}")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CompileError(
-            entry, f"{path}: is no tuning table: {type(error).__name__} {error}", hint="run `aotpack tune` again"
-        ) from None
+        raise _no_table(path, entry, f"{type(error).__name__} {error}") from None
     return table
+
+
+def _no_table(path: Path, entry: str, problem: str) -> CompileError:
+    return CompileError(entry, f"{path}: is no tuning table: {problem}", hint="run `aotpack tune` again")
 
 
 def _set_of(candidates: Sequence[Mapping[str, Json]]) -> set[bytes]:

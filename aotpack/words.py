@@ -58,7 +58,7 @@ C_DTYPES = {
 
 _WORD_OF_DTYPE = {dtype: word for word, dtype in TRITON_DTYPES.items()}
 _TRITON = re.compile(r"(?P<pointer>\*k?)?(?P<type>\w+)(:(?P<divisor>\d+))?")
-_DESCRIPTOR = re.compile(r"tensordesc<(?P<type>\w+)\[(?P<block>[\d, ]+)\]>")
+_DESCRIPTOR = re.compile(r"tensordesc<(?P<type>\w+)\[(?P<block> *\d+ *(, *\d+ *)*)\]>")
 _C = re.compile(
     r"(?P<const>const\s+)?(?P<type>\w+(?:\s+\w+)*?)\s*(?P<pointer>\*)?(?:\s*__restrict__)?(?::(?P<divisor>\d+))?"
 )

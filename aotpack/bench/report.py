@@ -126,6 +126,7 @@ def _break_even(modes: Mapping[str, Json], cases: Sequence[Case]) -> list[Json]:
             compile_s, generic, special = own["first_s"], other[place]["steady_s"], own["steady_s"]
             found.append({
                 "case": case.name, "against": name,
+                "compile_s": max(compile_s["median"] - special["median"], 0.0),
                 "calls": calls_to_pay(compile_s["median"] - special["median"], generic["median"], special["median"]),
                 "low": calls_to_pay(compile_s["low"] - special["high"], generic["high"], special["low"]),
                 "high": calls_to_pay(compile_s["high"] - special["low"], generic["low"], special["high"]),
@@ -134,13 +135,12 @@ def _break_even(modes: Mapping[str, Json], cases: Sequence[Case]) -> list[Json]:
 
 
 def _pay_text(one: Json) -> str:
-    start = f"a torch.compile at {one['case']} pays for itself against {one['against']}"
+    """Rounded to calls; the range is what the intervals of this run allow, and wide when they are."""
+    what = f"torch.compile at {one['case']} ({one['compile_s']:.1f} s) against {one['against']}"
     if one["calls"] is None:
-        return f"{start}: never; its calls are not faster"
-    high = "never" if one["high"] is None else f"{one['high']:.0f}"
-    return (
-        f"{start} after {one['calls']:.0f} calls (at least {one['low']:.0f}, at most {high})" if one["low"] else start
-    )
+        return f"{what}: never pays; its calls are not faster"
+    low, high = one["low"] or 0.0, "never" if one["high"] is None else f"{one['high']:.0f}"
+    return f"{what}: pays after {one['calls']:.0f} calls ({low:.0f} .. {high})"
 
 
 def _medians(phases: Sequence[Mapping[str, float]]) -> dict[str, float]:

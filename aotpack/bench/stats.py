@@ -37,7 +37,7 @@ def estimate(samples: Sequence[float]) -> Estimate:
 def calls_to_pay(compile_s: float, generic_s: float, specialised_s: float) -> float | None:
     """H, the calls after which a compile of `compile_s` has been earned back: T_compile / (T_generic - T_specialised).
 
-    None when the specialised call is not faster: it never pays.
+    None when the specialised call is not faster: it never pays. A compile that took no time costs no calls.
     """
     gain = generic_s - specialised_s
-    return compile_s / gain if gain > 0 else None
+    return max(compile_s, 0.0) / gain if gain > 0 else None

@@ -28,24 +28,28 @@ def command(
 ) -> int:
     """Judge every variant against this host: exit code 0 when it fits, 6 when it does not. Needs no torch imported."""
     from aotpack_runtime.bundle import open_bundle
+    from aotpack_runtime.errors import TargetMismatch
     from aotpack_runtime.machine import allowed_mismatches
-    from aotpack_runtime.session import judge
+    from aotpack_runtime.session import judge, reject_variant
 
     opened = open_bundle(bundle)
+    opened.close()
+    kind, host, allow = device_of(device, machine), machine_of(machine), allowed_mismatches()
+    host = host.on(int(kind.partition(":")[2] or 0))
     try:
-        verdict, skipped, _ = judge(
-            opened.index, device_of(device, machine), machine_of(machine), allowed_mismatches(), strict=strict
-        )
-    finally:
-        opened.close()
+        verdict, _, _ = judge(opened.index, kind, host, allow, strict=strict)
+        fits = not strict or verdict == "fits"
+        failure = {}
+    except TargetMismatch as error:
+        verdict, fits = error.message, False
+        failure = {"error": {"type": "TargetMismatch", "message": error.message, "reasons": error.reasons}}
     rows = [
-        (variant.id, variant.artifact.kind, skipped.get(variant.id, _fits(variant.artifact.kind)))
-        for variant in opened.index.variants()
+        (item.id, item.artifact.kind, reject_variant(item, kind, host, allow) or _fits(item.artifact.kind))
+        for item in opened.index.variants()
     ]
-    failed = strict and verdict != "fits"
-    value = {"ok": not failed, "verdict": verdict, "variants": {name: reason for name, _, reason in rows}}
+    value = {"ok": fits, "verdict": verdict, "variants": {name: reason for name, _, reason in rows}, **failure}
     result(value, as_json=as_json, text=table(rows, ("variant", "kind", "verdict")) + f"\n{verdict}")
-    return 6 if failed else 0
+    return 0 if fits else 6
 
 
 def _fits(kind: str) -> str:

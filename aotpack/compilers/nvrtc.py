@@ -22,6 +22,7 @@ from typing import Any
 
 from aotpack.compilers.cubin import read_cubin, read_ptx, spills
 from aotpack.compilers.dependencies import stamp
+from aotpack.compilers.headers import header_files
 from aotpack_runtime.errors import CompileError, MissingDependency, SourceError
 from aotpack_runtime.store import Store
 
@@ -192,11 +193,11 @@ def _text(source: str, folder: Path) -> str:
 
 
 def _headers(name: str, source: str, folder: Path) -> list[Path]:
-    """Every file below an include folder."""
+    """The files of an include folder."""
     path = folder / name
     if not path.is_dir():
         raise SourceError(source, f"its include folder {name!r} is not there; searched {path}")
-    return sorted(found for found in path.rglob("*") if found.is_file())
+    return header_files(path)
 
 
 def _sha256(path: Path) -> str:

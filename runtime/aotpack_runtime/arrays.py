@@ -15,7 +15,6 @@ from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, ITEMSIZE_BYTES, Leaf,
 _CUDA_DEVICES = (2, 13)
 """kDLCUDA and kDLCUDAManaged of dlpack.h."""
 
-_PLAIN: tuple[type, ...] = (int, float, bool, type(None))
 _TYPES = {"f": "float", "i": "int", "u": "uint", "b": "bool", "c": "complex"}
 _DLPACK_TYPES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool", 7: "float8_e3m4",
                  8: "float8_e4m3", 10: "float8_e4m3fn", 12: "float8_e5m2"}  # fmt: skip
@@ -23,72 +22,101 @@ _DLPACK_TYPES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument: as guards see it, the number that is packed for it, and the stream it says it is ready on."""
+    """One argument: as guards see it, the number that is packed for it, and the stream it says it is ready on.
+
+    `constant` when an argument that compares equal to it means the same. `held` is what keeps the memory alive.
+    """
 
     leaf: Leaf
     value: Any
     stream: int | None = None
     is_torch: bool = False
+    constant: bool = True
+    read_only: bool = False
+    held: Any = None
 
 
-def read_argument(value: Any) -> Argument:
-    """TypeErrors and ValueErrors of a broken array are told as a reason, not raised."""
+def read_argument(value: Any, stream: int = 0) -> Argument:
+    """TypeErrors and ValueErrors of a broken array are told as a reason, not raised. `stream` is where the call is
+    going, for arrays that wait for their producer (DLPack)."""
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in (int, float, bool) or value is None:
         return Argument(value, value)
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        return _of_torch(value, torch)
     try:
+        if torch is not None and isinstance(value, torch.Tensor):
+            return _of_torch(value, torch)
         if (interface := getattr(value, "__cuda_array_interface__", None)) is not None:
             return _of_interface(interface)
+        if kind.__module__ == "numpy" and hasattr(value, "dtype") and not hasattr(value, "__dlpack__"):
+            return _of_numpy(value)
         if hasattr(value, "__dlpack__"):
-            return _of_dlpack(value)
+            return _of_dlpack(value, stream)
         if hasattr(value, "__index__"):
             number = value.__index__()
-            return Argument(number, number)
-        if hasattr(value, "__float__") and kind.__module__ == "numpy":
-            number = bool(value) if kind.__name__ in ("bool", "bool_") else float(value)
-            return Argument(number, number)
+            return Argument(number, number, constant=isinstance(value, int))
     except Exception as error:
-        return Argument(Other(f"an array that cannot be read ({type(error).__name__}: {error})"), None)
-    return Argument(Other(f"an instance of {kind.__module__}.{kind.__qualname__}"), None)
+        return Argument(Other(f"an array that cannot be read ({type(error).__name__}: {error})"), None, constant=False)
+    return _other(value)
+
+
+def _other(value: Any) -> Argument:
+    kind = type(value)
+    return Argument(Other(f"an instance of {kind.__module__}.{kind.__qualname__}"), None, constant=False)
+
+
+def _of_numpy(value: Any) -> Argument:
+    """A NumPy scalar as the Python number it is; complex numbers, texts and times are none."""
+    match value.dtype.kind:
+        case "i" | "u":
+            number: Any = int(value)
+        case "f":
+            number = float(value)
+        case "b":
+            number = bool(value)
+        case _:
+            return _other(value)
+    return Argument(number, number)
 
 
 def _of_torch(tensor: Any, torch: Any) -> Argument:
-    dtype, device = str(tensor.dtype).removeprefix("torch."), str(tensor.device)
-    odd, address = "", 0
+    """A subclass is judged each time: what its address means is for its class to say."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    dtype, device, odd, address = str(tensor.dtype).removeprefix("torch."), str(tensor.device), "", 0
+    shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
     try:
-        address, strides = tensor.data_ptr(), tuple(tensor.stride())
+        address, shape, strides = tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride())
         if tensor.is_neg() or tensor.is_conj():
             odd = "has its conj or neg bit set, which a kernel does not see"
+        elif not address and tensor.numel():
+            odd = f"is a {type(tensor).__qualname__} without memory of its own"
     except Exception as error:
-        odd = f"has no address: {type(error).__name__}"
+        odd = f"is a {type(tensor).__qualname__} without an address ({type(error).__name__})"
     if device.startswith("meta") or type(tensor).__name__ == "FakeTensor":
         odd = "has no data"
-    shape = tuple(tensor.shape)
-    return Argument(
-        TensorMeta(dtype, device, shape, strides or (0,) * len(shape), address % ALIGNMENT_BYTES, odd),
-        address,
-        is_torch=True,
-    )
+    meta = TensorMeta(dtype, device, shape, strides or (0,) * len(shape), address % ALIGNMENT_BYTES, odd)
+    return Argument(meta, address, is_torch=True, constant=plain and bool(address) and not odd)
 
 
 def _of_interface(interface: Any) -> Argument:
     """CUDA Array Interface, versions 2 and 3 (numba's documentation)."""
-    address, typestr, shape = int(interface["data"][0]), str(interface["typestr"]), tuple(interface["shape"])
+    address, typestr, shape = interface["data"][0], str(interface["typestr"]), tuple(interface["shape"])
+    if address.__class__ is not int or not 0 <= address < 1 << 64:
+        raise ValueError(f"its address is {str(address)[:40]!r}")
     size_bytes = int(typestr[2:])
     name = _TYPES.get(typestr[1], typestr[1])
     dtype = name if name == "bool" else f"{name}{8 * size_bytes}"
     given = interface.get("strides")
-    strides = contiguous_strides(shape) if given is None else tuple(step // size_bytes for step in given)
     odd = "is masked" if interface.get("mask") is not None else ""
     if typestr[0] == ">":
         odd = "is big-endian"
+    if given is not None and any(step % size_bytes for step in given):
+        odd = f"has steps of {list(given)} bytes, no multiples of its element"
+    strides = contiguous_strides(shape) if given is None else tuple(step // size_bytes for step in given)
     # Which device it is on, the interface does not say: the driver does, when there are several.
     meta = TensorMeta(dtype, "cuda", shape, strides, address % ALIGNMENT_BYTES, odd)
-    return Argument(meta, address, interface.get("stream"))
+    return Argument(meta, address, interface.get("stream"), read_only=bool(interface["data"][1]))
 
 
 class _Device(ctypes.Structure):
@@ -113,17 +141,20 @@ class _Tensor(ctypes.Structure):
     )
 
 
-def _of_dlpack(array: Any) -> Argument:
-    """A capsule is only looked into, never consumed: it gives its tensor back when it is collected."""
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def _of_dlpack(array: Any, stream: int) -> Argument:
+    """A capsule is only looked into, never consumed: it gives its tensor back when it is collected, so it is held."""
     kind, ordinal = (int(part) for part in array.__dlpack_device__())
-    capsule = array.__dlpack__(stream=-1) if kind in _CUDA_DEVICES else array.__dlpack__()  # -1: do not synchronize
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    tensor = _Tensor.from_address(get(capsule, b"dltensor"))
+    # 0 is not a stream for DLPack: 1 says the default one.
+    capsule = array.__dlpack__(stream=stream or 1) if kind in _CUDA_DEVICES else array.__dlpack__()
+    tensor = _Tensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
-    strides = (
-        tuple(tensor.strides[axis] for axis in range(tensor.ndim)) if tensor.strides else contiguous_strides(shape)
-    )
+    row_major = not tensor.strides
+    strides = contiguous_strides(shape) if row_major else tuple(tensor.strides[axis] for axis in range(tensor.ndim))
     name = _DLPACK_TYPES.get(tensor.dtype.code, f"dlpack type {tensor.dtype.code}")
     dtype = name if name == "bool" or name.startswith("float8") else f"{name}{tensor.dtype.bits}"
     address = (tensor.data or 0) + tensor.byte_offset
@@ -131,4 +162,5 @@ def _of_dlpack(array: Any) -> Argument:
     odd = f"has {tensor.dtype.lanes} lanes an element" if tensor.dtype.lanes != 1 else ""
     if dtype not in ITEMSIZE_BYTES:
         odd = f"has elements of {dtype}"
-    return Argument(TensorMeta(dtype, device, shape, strides, address % ALIGNMENT_BYTES, odd), address)
+    meta = TensorMeta(dtype, device, shape, strides, address % ALIGNMENT_BYTES, odd)
+    return Argument(meta, address, held=capsule)

@@ -8,7 +8,7 @@ dtypes and ranks fit.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -164,20 +164,23 @@ class KernelDispatcher(Dispatcher):
     ) -> None:
         super().__init__(parameters, (), skipped)
         self.variants, self._choice, self._capability = tuple(variants), choice, capability
+        self._dtypes = [tuple(map(_guard_dtype, variant.guards.leaves)) for variant in self.variants]
         self._groups: dict[Hashable, list[Variant]] = {}
-        for variant in self.variants:
-            self._groups.setdefault(tuple(map(_guard_dtype, variant.guards.leaves)), []).append(variant)
 
-    def choose(self, call: Call) -> Hit | Miss:
-        """The best variant of those whose guards all hold."""
+    def choose(self, call: Call, refused: Mapping[str, str] = {}) -> Hit | Miss:
+        """The best variant of those whose guards all hold and that are not `refused` (with a reason each)."""
         seen = tuple(leaf.dtype if isinstance(leaf, TensorMeta) else None for leaf in call.leaves)
         group = self._groups.get(seen)
-        if group is None:  # another dtype, a pointer to anything, or a call that nothing fits
-            group = [variant for key, variants in self._groups.items() if _covers(key, seen) for variant in variants]
-            self._groups[seen] = group
-        fits = [variant for variant in group if variant.guards.reject(call, self.parameters) is None]
+        if group is None:
+            pairs = zip(self.variants, self._dtypes, strict=True)
+            group = self._groups[seen] = [variant for variant, wanted in pairs if _covers(wanted, seen)]
+        fits = [
+            variant
+            for variant in group
+            if variant.id not in refused and variant.guards.reject(call, self.parameters) is None
+        ]
         if not fits:
-            return Miss(call, self.parameters, self.variants, self.skipped)
+            return Miss(call, self.parameters, self.variants, (*refused.items(), *self.skipped))
         return Hit(self._choice.pick(fits, self._numbers(call), self._capability))
 
     def _numbers(self, call: Call) -> dict[str, int]:
@@ -189,10 +192,9 @@ def _guard_dtype(guard: LeafGuard) -> str | None:
     return guard.dtype if isinstance(guard, PointerGuard | DescriptorGuard) else None
 
 
-def _covers(key: Hashable, seen: Sequence[str | None]) -> bool:
-    """Do guards of these dtypes take a call of those? "any" takes all; what is no tensor is for the guards to judge."""
-    assert isinstance(key, tuple)
-    return all(wanted in (None, "any", dtype) for wanted, dtype in zip(key, seen, strict=True))
+def _covers(wanted: Sequence[str | None], seen: Sequence[str | None]) -> bool:
+    """May guards of these dtypes take a call of those? "any" takes all; of what is no tensor the guards judge."""
+    return all(one in (None, "any", dtype) for one, dtype in zip(wanted, seen, strict=True))
 
 
 def _guard_sizes(guard: LeafGuard) -> Hashable:

@@ -61,6 +61,7 @@ class Entry:
         self._executables: dict[str, Any] = {}
         self._counters: dict[str, Counter] = {}
         self._reasons: Tally[str] = Tally()
+        self.closed = False
         self._fallbacks: list[Any] = []
 
     def __repr__(self) -> str:
@@ -72,7 +73,7 @@ class Entry:
 
     def counts(self) -> dict[str, Any]:
         """Calls served so far: hits by variant, misses by what served them and by their reason."""
-        hits = {variant.id: self._value(variant.id) for variant in self.variants}
+        hits = {variant.id: self._value(variant.id) for variant in self.record.variants}
         programs = sum(self._value(program.id) for program in self.programs)
         fallbacks = {"program": programs} | {
             way.tier: self._value(way.tier) for way in self._fallbacks if way.tier != "program"
@@ -113,6 +114,7 @@ class Entry:
         def closed(*args: Any, **kwargs: Any) -> object:
             raise SessionClosed(f"{self.record.name}: the session is closed", hint="load the bundle again")
 
+        self.closed = True
         self._install(closed)
         with self._lock:
             self._memo.clear()

@@ -10,6 +10,7 @@ AotpackError                 message, hint
     UnknownEntry             name, names
     GuardMiss                entry, reasons by variant
   MissingDependency          package, needed_for, extra
+  MissingDevice
   WeightsError               update_weights was given something it cannot use
   ArtifactError              an artifact did not load or run
   SessionClosed              the session was closed before the call
@@ -90,7 +91,7 @@ class TargetMismatch(BundleError):
         distinct = sorted(set(reasons.values())) or ["it holds no entries"]
         super().__init__(
             f"{bundle} does not fit this host: " + "; ".join(distinct[:4]),
-            hint="`aotpack check` lists every variant",
+            hint="`aotpack check` says it of every variant",
         )
         self.reasons = dict(reasons)
 
@@ -133,6 +134,12 @@ class MissingDependency(AotpackError):
             hint=f"pip install {install or package}",
         )
         self.package, self.needed_for = package, needed_for
+
+
+class MissingDevice(AotpackError):
+    """Something that was asked for needs a device that this host does not have."""
+
+    exit_code = 4
 
 
 class WeightsError(AotpackError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from aotpack_runtime.arrays import Argument, read_argument
@@ -16,7 +17,7 @@ from aotpack_runtime.assemble import Serve
 from aotpack_runtime.bundle import Bundle
 from aotpack_runtime.dispatch import Hit, KernelDispatcher, Miss
 from aotpack_runtime.entry import Entry
-from aotpack_runtime.errors import ArtifactError
+from aotpack_runtime.errors import AotpackError, ArtifactError
 from aotpack_runtime.format import index
 from aotpack_runtime.format.guard import DescriptorGuard, PointerGuard
 from aotpack_runtime.format.index import Variant
@@ -53,7 +54,9 @@ class KernelEntry(Entry):
         self._ordinal = int(device.partition(":")[2] or 0)
         self._pinned = ":" in device
         self._dispatchers: dict[int, KernelDispatcher] = {}
+        self._aside: dict[int, dict[str, str]] = {}
         self._streams = threading.local()
+        self._written = frozenset(record.kernel.writes)
         leaves = [
             [variant.guards.leaves[place] for variant in record.variants] for place in range(len(record.parameters))
         ]
@@ -73,16 +76,25 @@ class KernelEntry(Entry):
     def explain(self, /, *args: Any, **kwargs: Any) -> Hit | Miss:
         """Which variant this call would hit, or why each was turned down. Runs and loads nothing."""
         values: Any = self._bind(*args, **kwargs)
-        ordinal, call = self._describe([read_argument(value) for value in values])
+        ordinal, call = self._describe(self._read(values))
         return self._dispatcher(ordinal).choose(call)
 
     def load(self, variant: Variant) -> None:
         """Load a variant on the session's device now rather than at its first call."""
         self._executable(variant, self._ordinal)
 
+    def set_aside(self, variant: Variant, error: AotpackError, *, ordinal: int | None = None) -> None:
+        """Skip a variant on one GPU, the session's own where none is named."""
+        place = self._ordinal if ordinal is None else ordinal
+        if place == self._ordinal:
+            super().set_aside(variant, error)
+        with self._lock:
+            self._aside.setdefault(place, {})[variant.id] = f"does not load: {error}"
+            self._dispatchers.pop(place, None)
+
     def reject(self, variant: Variant, values: Mapping[str, Any]) -> str | None:
         """Why `variant` does not take the arguments `values`, None when it does."""
-        ordinal, call = self._describe([read_argument(values[name]) for name in self.record.parameter_names])
+        ordinal, call = self._describe(self._read([values[name] for name in self.record.parameter_names]))
         return self._reject(variant, self._machine.on(ordinal)) or variant.guards.reject(
             call, self.record.parameter_names
         )
@@ -90,13 +102,17 @@ class KernelEntry(Entry):
     def prepare(self, variant: Variant, values: Mapping[str, Any]) -> Callable[[], object]:
         """A function that launches `variant`, and no other, with the arguments `values`, which it takes (`reject`):
         for verification and tuning."""
-        arguments = [read_argument(values[name]) for name in self.record.parameter_names]
+        arguments = self._read([values[name] for name in self.record.parameter_names])
         ordinal, call = self._describe(arguments)
         foreign = not any(argument.is_torch for argument in arguments)
-        self._streams.handle = _stream_of(arguments)
-        serve = self._prepare(variant, ordinal, call, arguments, foreign=foreign)
+        serve = self._prepared(self._executable(variant, ordinal), call, arguments, foreign=foreign)
         numbers = [argument.value for argument in arguments]
-        return lambda: serve(*numbers)
+
+        def launch() -> object:
+            self._streams.handle = _stream_of(arguments)
+            return serve(*numbers)
+
+        return launch
 
     def run_variant(self, variant: Variant, values: Mapping[str, Any]) -> None:
         """Launch `variant`, and no other."""
@@ -113,7 +129,7 @@ class KernelEntry(Entry):
                 said = said_stream()
                 self._streams.handle = said if said is not None else quick.stream or 0
                 return known(*quick.packed)
-        arguments = [read_argument(value) for value in values]
+        arguments = self._read(values)
         numbers = [argument.value for argument in arguments]
         if not all(argument.is_torch for argument in arguments if isinstance(argument.leaf, TensorMeta)):
             key = None
@@ -125,7 +141,7 @@ class KernelEntry(Entry):
                 return known(*numbers)
         ordinal, call = self._describe(arguments)
         serve = self._judge(ordinal, call, arguments, tuple(values), foreign=foreign)
-        if all(map(_is_constant, values, arguments)):
+        if all(argument.constant for argument in arguments):
             self._remember(key, serve)
             if quick is not None and not any(argument.is_torch for argument in arguments):
                 self._remember(quick.key, serve)
@@ -142,22 +158,40 @@ class KernelEntry(Entry):
             return None
         return found
 
+    def _read(self, values: Sequence[object]) -> list[Argument]:
+        """The arguments; what is read-only and would be written is said to be."""
+        said = said_stream() or 0
+        arguments = [read_argument(value, said) for value in values]
+        for place, argument in enumerate(arguments):
+            if argument.read_only and self.record.parameter_names[place] in self._written:
+                assert isinstance(argument.leaf, TensorMeta)
+                arguments[place] = replace(argument, leaf=replace(argument.leaf, odd="is read-only, and is written"))
+        return arguments
+
     def _judge(
         self, ordinal: int, call: Call, arguments: Sequence[Argument], values: tuple[object, ...], *, foreign: bool
     ) -> Serve:
         """What serves this call and all like it; GuardMiss when nothing does."""
+        refused: dict[str, str] = {}
         while True:
-            decision = self._dispatcher(ordinal).choose(call)
+            decision = self._dispatcher(ordinal).choose(call, refused)
             if isinstance(decision, Miss):
                 return self._serve_miss(decision, values)[0]
+            variant = decision.variant
             try:
-                return self._prepare(decision.variant, ordinal, call, arguments, foreign=foreign)
+                executable = self._executable(variant, ordinal)
             except ArtifactError as error:
-                self.set_aside(decision.variant, error)
+                self.set_aside(variant, error, ordinal=ordinal)
+                continue
+            try:
+                return self._prepared(executable, call, arguments, foreign=foreign)
+            except ArtifactError as error:  # this call's numbers are too much for the device; others may not be
+                refused[variant.id] = str(error)
 
     def _describe(self, arguments: Sequence[Argument]) -> tuple[int, Call]:
         """The GPU that the call is for, and the call as guards see it."""
-        devices = dict.fromkeys(self._device_of(argument) for argument in arguments if _is_on_gpu(argument))
+        found = (self._device_of(argument) for argument in arguments if _is_on_gpu(argument))
+        devices = dict.fromkeys(ordinal for ordinal in found if ordinal is not None)
         state = []
         if len(devices) > 1:
             state.append(f"arguments are on several devices: {', '.join(f'cuda:{one}' for one in devices)}")
@@ -167,12 +201,15 @@ class KernelEntry(Entry):
         leaves = tuple(argument.leaf for argument in arguments)
         return ordinal, Call((LEAF,) * len(leaves), leaves, tuple(state))
 
-    def _device_of(self, argument: Argument) -> int:
-        """Ordinal of the GPU that an array is on; the driver is asked when neither the array nor their number says."""
+    def _device_of(self, argument: Argument) -> int | None:
+        """Ordinal of the GPU that an array is on; the driver is asked when neither the array nor their number says.
+        None of an empty one that is nowhere."""
         assert isinstance(argument.leaf, TensorMeta)
         said = argument.leaf.device.partition(":")[2]
         if said:
             return int(said)
+        if not argument.value:
+            return None
         found = loader(DRIVER).device_of_address(argument.value) if len(self._machine.gpus) > 1 else None
         return self._ordinal if found is None else int(found)
 
@@ -183,28 +220,29 @@ class KernelEntry(Entry):
             leaf = argument.leaf
             if isinstance(leaf, TensorMeta):
                 device = self._device_of(argument) if _is_on_gpu(argument) else leaf.device
-                parts += [leaf.dtype, device, leaf.offset, leaf.odd]
+                parts += [leaf.dtype, device, leaf.offset, leaf.odd, argument.read_only]
                 if self._described[place]:
                     parts += [argument.value, leaf.shape, leaf.strides]
             else:
                 parts += [type(leaf), None if type(leaf) in (float, bool) else leaf]
         return tuple(parts)
 
-    def _prepare(
-        self, variant: Variant, ordinal: int, call: Call, arguments: Sequence[Argument], *, foreign: bool
-    ) -> Serve:
-        executable = self._executable(variant, ordinal)
+    def _prepared(self, executable: Any, call: Call, arguments: Sequence[Argument], *, foreign: bool) -> Serve:
+        variant = executable.variant
         given = [
             (argument.leaf if isinstance(argument.leaf, TensorMeta) else None, argument.value) for argument in arguments
         ]
         serve: Serve = executable.prepare(
             variant.guards.env(call),
             given,
-            stream=(lambda ordinal: self._streams.handle) if foreign else _torch_stream(arguments),
+            stream=self._foreign_stream if foreign else _torch_stream(arguments),
             tick=self.counter(variant.id),
             through_torch=not foreign and sys.modules.get("torch") is not None,
         )
         return serve
+
+    def _foreign_stream(self, ordinal: int) -> int:
+        return int(getattr(self._streams, "handle", 0))
 
     # ------------------------------------------------------------------------------------------------ variants
 
@@ -215,7 +253,7 @@ class KernelEntry(Entry):
             with self._lock:
                 machine = self._machine.on(ordinal)
                 reasons = {variant.id: self._reject(variant, machine) for variant in self.record.variants}
-                reasons |= dict(self._skipped) if ordinal == self._ordinal else {}
+                reasons |= self._aside.get(ordinal, {})
                 skipped = [(name, reason) for name, reason in reasons.items() if reason]
                 found = self._dispatchers[ordinal] = KernelDispatcher(
                     self.record.parameter_names,
@@ -239,11 +277,6 @@ class KernelEntry(Entry):
 
     def _forget(self, variant: Variant) -> None:
         self._dispatchers.clear()
-
-
-def _is_constant(value: object, argument: Argument) -> bool:
-    """May a key hold `value`? Not a number of a class that could say another one next time."""
-    return isinstance(argument.leaf, TensorMeta) or isinstance(value, int | float) or type(value).__module__ == "numpy"
 
 
 def _is_on_gpu(argument: Argument) -> bool:
@@ -294,17 +327,26 @@ def compile_kernel(
     """
     assert record.kernel is not None
     names, kinds = record.parameter_names, record.kernel.types
+    may_be_complex = [
+        any(getattr(variant.guards.leaves[place], "dtype", "") in ("any", "complex64", "complex128")
+            for variant in record.variants)
+        for place in range(len(names))
+    ]  # fmt: skip
     first = [f"        __a{n} = {name}.data_ptr()" for n, (name, kind) in enumerate(zip(names, kinds, strict=True))
              if kind == "Tensor"]  # fmt: skip
     key: list[str] = []
     for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
         if kind == "Tensor":
-            key.append(f"{name}.dtype, {name}.get_device()")
+            key.append(f"{name}.dtype, {name}.get_device(), {name}.is_neg()")
+            key += [f"{name}.is_conj()"] if may_be_complex[place] else []
             key += [f"__a{place}, {name}.shape, {name}.stride()"] if described[place] else []
         else:
             key.append(_number_key(name, kind))
     key += _alignment_keys(described, aligned)
-    passed = [f"__a{place}" if kind == "Tensor" else names[place] for place, kind in enumerate(kinds)]
+    # Address 0 is of an empty tensor, or of a class that has no memory of its own: that is judged each time.
+    addresses = [f"__a{place}" for place, kind in enumerate(kinds) if kind == "Tensor"]
+    known = f" if {' and '.join(addresses)} else None" if addresses else ""
+    passed = [_passed(place, names[place], kind) for place, kind in enumerate(kinds)]
     arguments = ", ".join(names) + ("," if len(names) == 1 else "")
     text = "\n".join(
         [
@@ -312,7 +354,7 @@ def compile_kernel(
             "    try:",
             *first,
             f"        __key = ({', '.join(key)},)" if key else "        __key = ()",
-            "        __serve = __memo.get(__key)",
+            f"        __serve = __memo.get(__key){known}",
             "    except __Error:  # no tensor of torch",
             "        __key = __serve = None",
             "    if __serve is None:",
@@ -343,10 +385,13 @@ def compile_foreign(
             key.append(_number_key(name, kind))
             continue
         lines += [f"    __i{place} = {name}.__cuda_array_interface__", f"    __a{place} = __i{place}['data'][0]"]
-        key.append(f"{name}.__class__, __i{place}['typestr'], __i{place}.get('mask') is None")
+        key.append(
+            f"{name}.__class__, __i{place}['typestr'], __i{place}.get('mask') is None, __i{place}['data'][1], "
+            f"__a{place}.__class__, __a{place} >> 64, __i{place}.get('strides')"
+        )
         streams.append(f"__i{place}.get('stream')")
     key += _alignment_keys([False] * len(names), aligned)
-    passed = "".join(f"__a{place}, " if kind == "Tensor" else f"{names[place]}, " for place, kind in enumerate(kinds))
+    passed = "".join(f"{_passed(place, names[place], kind)}, " for place, kind in enumerate(kinds))
     text = "\n".join(
         [
             f"def read({', '.join(names)}):",
@@ -358,6 +403,11 @@ def compile_foreign(
     exec(compile(text, "<aotpack kernel entry>", "exec"), scope)  # noqa: S102 - as in compile_kernel
     function: Callable[..., tuple[tuple[object, ...], tuple[object, ...], int | None]] = scope["read"]
     return function
+
+
+def _passed(place: int, name: str, kind: str) -> str:
+    """What is packed for an argument. A NumPy bool is no int to `struct`."""
+    return f"__a{place}" if kind == "Tensor" else f"bool({name})" if kind == "bool" else name
 
 
 def _number_key(name: str, kind: str) -> str:

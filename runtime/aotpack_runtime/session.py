@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from aotpack_runtime.machine import allowed_mismatches, this_machine
 from aotpack_runtime.torch_entry import TorchEntry
 
 Mode = Literal["strict", "eager", "jit"]
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 _POLICY_OF_MODE = {"strict": "error", "eager": "eager", "jit": "jit"}
 
 
@@ -51,6 +53,8 @@ def load(
         raise AotpackError(f"mode is {chosen!r}; expected strict, eager or jit")
     if source not in ("auto", "never"):
         raise AotpackError(f"source is {source!r}; expected auto or never")
+    if not _DEVICE.fullmatch(device):
+        raise AotpackError(f"device is {device!r}; expected cpu, cuda or cuda:N")
     bundle = open_bundle(path, check=check)
     try:
         return Session(
@@ -122,6 +126,7 @@ class Session:
 
         State that the model keeps is put back afterwards. What does not load is reported in `status`, not raised.
         """
+        self._require_open()
         seconds: dict[str, float] = {}
         for entry in self._entries.values():
             for variant in entry.variants:

@@ -6,7 +6,7 @@ into every field here is code that would leave a mark if any of it were run.
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -14,14 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 pytest.importorskip("cuda.bindings")
 
 from aotpack_runtime import AotpackError, BundleError, MalformedBundle, Session, UnsupportedFormat
 from aotpack_runtime.drivers import cuda
-from aotpack_runtime.format import index as index_format
 from tests.support.bundles import index_record, members, write_bundle
 from tests.support.fake_cuda import Array, FakeDriver, install
 from tests.support.kernels import (
@@ -253,7 +250,7 @@ def test_a_key_that_is_given_twice_is_malformed(driver: FakeDriver, tmp_path: Pa
         open_kernels(write_bundle(tmp_path / "b", text.encode(), kernel_files(good())), driver)
 
 
-# -------------------------------------------------------------------------------------------- what is not refused, and should be
+# -------------------------------------------------------------------------------------------- what no launch can use
 
 
 def untyped(place: int, word: str) -> Change:
@@ -275,7 +272,9 @@ def both_names(index: Json) -> None:
     renamed("b", "fi")(index)
 
 
-NOT_YET: dict[str, Change] = {
+UNUSABLE: dict[str, Change] = {
+    "one-argument-twice": lambda index: index["entries"]["k"]["variants"][0]["launch"]["parameters"].__setitem__(4, [24, "Q", 0]),
+    "need-of-shared-text": lambda index: index["entries"]["k"]["variants"][0]["target"].__setitem__("needs", {"shared": CODE}),
     "leaf-bool": slot(0, 0, "Q", True), "descriptor-leaf-bool": box(descriptor=False),
     "an-address-as-a-float": slot(0, 0, "d", 0), "half-of-an-address": slot(0, 0, "i", 0), "a-float-as-an-int": slot(2, 12, "i", 2), "an-int-as-a-float": slot(1, 8, "f", 1), "an-int-as-an-address-of-8-bits": slot(1, 8, "b", 1),
     "an-int-range-wider-than-its-slot": guard(1, integer("n", -(2**63), 2**63 - 1)), "an-int-range-of-bools": guard(1, {"path": "n", "int": [True, True]}),
@@ -298,26 +297,39 @@ NOT_YET: dict[str, Change] = {
 }  # fmt: skip
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="not judged when the index is read: it fails later with an error that is not ours, or packs what is wrong",
-)
-@pytest.mark.parametrize("name", NOT_YET)
+STILL_READ = {
+    "an-int-range-of-bools": "the range [True, True] is read as 1..1",
+    "element-of-another-size": "an element of 8 bytes for a float32, whose steps are of 4: the driver judges it, at a call",
+    "symbol-of-half-a-letter": "a lone surrogate is no UTF-8: symbol.encode() raises UnicodeEncodeError at a call",
+    "cooperative-text": "bool('no') is True",
+    "overlap-number": "bool(5) is True",
+}
+
+
+def refused(name: str) -> Any:
+    marks = [pytest.mark.xfail(strict=True, reason=STILL_READ[name])] if name in STILL_READ else []
+    return pytest.param(name, marks=marks, id=name)
+
+
+@pytest.mark.parametrize("name", [refused(name) for name in UNUSABLE])
 def test_a_record_that_no_launch_can_use_is_malformed_at_load(name: str, driver: FakeDriver, tmp_path: Path) -> None:
     index = good()
-    NOT_YET[name](index)
-    with pytest.raises(MalformedBundle, match="entries"):
+    UNUSABLE[name](index)
+    with pytest.raises(MalformedBundle, match="entries") as caught:
         opened(index, tmp_path / "b", driver)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 500
+    assert driver.loads == []
+    assert not os.path.exists(MARK)
 
 
-@pytest.mark.parametrize("name", NOT_YET)
+@pytest.mark.parametrize("name", STILL_READ)
 def test_what_is_not_refused_runs_nothing_of_its_text(name: str, driver: FakeDriver, tmp_path: Path) -> None:
     index = good()
-    NOT_YET[name](index)
-    try:
+    UNUSABLE[name](index)
+    with contextlib.suppress(Exception):  # the test before this one says which
         used(opened(index, tmp_path / "b", driver))
-    except Exception as error:
-        assert not isinstance(error, FileExistsError)
     assert not os.path.exists(MARK)
 
 
@@ -354,7 +366,7 @@ def test_a_kernel_beside_a_model_may_not_lend_it_its_launch(driver: FakeDriver, 
     index["weights"] = index_record()["weights"]
     used(opened(index, tmp_path / "good", driver))
     index["entries"]["encoder"]["variants"][0]["launch"] = good()["entries"]["k"]["variants"][0]["launch"]
-    with pytest.raises(MalformedBundle, match="entries.encoder"):
+    with pytest.raises(MalformedBundle, match=r"entries\.encoder"):
         opened(index, tmp_path / "bad", driver)
 
 
@@ -364,36 +376,13 @@ def test_a_kernel_in_an_index_of_format_1_is_read_or_refused(driver: FakeDriver,
         opened(index, tmp_path / "new", driver)
 
 
-# ------------------------------------------------------------------------------------------------------------- anything
-
-
-def places(value: Json) -> list[tuple[Any, Any]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [place for key, item in items for place in ((value, key), *places(item))]
-
-
-values: st.SearchStrategy[Any] = st.sampled_from(
-    [None, True, False, -1, 0, 1, 2, 4, 8, 2**31, 2**70, 0.5, "", "x", "n", "Q", "i", "Tensor", "int", "ptx", "aoti", "sm_90", CODE,
-     "n * n", "n // 0", "a\n'\"", [], [1], [[]], [0, "Q", 0], {}, {"a": 1}, {"descriptor": 0, "offset": 0, "block": [1], "swizzle": 0, "element": 0}]
-)  # fmt: skip
-
-
-@given(st.data())
-@settings(max_examples=400, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-def test_an_index_with_values_changed_is_read_or_malformed(data: st.DataObject) -> None:
+@pytest.mark.parametrize(("operator", "name"), [("prim::zz", "n"), ("by_hand::zz", "число")])
+def test_an_operator_that_torch_refuses_is_an_error_of_ours(
+    operator: str, name: str, driver: FakeDriver, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
     index = good()
-    for _ in range(data.draw(st.integers(1, 3))):
-        holder, key = data.draw(st.sampled_from([*places(index["entries"]), (index, "labels")]))
-        if key == "labels" or (data.draw(st.booleans()) and isinstance(holder, dict)):
-            holder[key] = copy.deepcopy(data.draw(values))
-        elif isinstance(holder, list) and data.draw(st.booleans()):
-            holder.insert(key, copy.deepcopy(data.draw(values)))
-        else:
-            del holder[key]
-    text = json.dumps(index).encode()
-    try:
-        found = index_format.parse(text)
-    except MalformedBundle as error:
-        assert "\n" not in str(error)  # noqa: PT017 - or it is read
-        return
-    assert index_format.parse(index_format.dump(found)).members() == found.members()
+    renamed("n", name)(index)
+    kernel("operator", operator)(index)
+    with pytest.raises(AotpackError, match="operator"):
+        opened(index, tmp_path / "b", driver).register_operators()

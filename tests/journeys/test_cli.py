@@ -495,7 +495,10 @@ def changed_needs(need: str, value: str, *kinds: str) -> Callable[[Json], None]:
         for entry in index["entries"].values():
             for kind in kinds:
                 for variant in entry[kind]:
-                    variant["target"]["needs"][need] = value
+                    target = variant["target"]  # the number of what stands under `shared`, or the value itself
+                    target = json.loads(json.dumps(index["shared"][target] if type(target) is int else target))
+                    target["needs"][need] = value
+                    variant["target"] = target
 
     return change
 

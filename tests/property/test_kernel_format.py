@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,6 +41,7 @@ from aotpack_runtime.format.tree import LEAF
 Json = Any
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 DIGESTS = st.text("0123456789abcdef", min_size=64, max_size=64)
+INTS = list("bBhHiIqQ")
 NAMES = ("x", "y", "n", "m", "a", "b")
 TYPES = {"pointer": "Tensor", "descriptor": "Tensor", "int": "int", "value": "int", "float": "float", "bool": "bool"}
 
@@ -90,14 +93,14 @@ def some_guards(draw: st.DrawFn, kinds: dict[str, str]) -> Guards:
             case "descriptor":
                 leaves.append(DescriptorGuard(path=name, dtype=dtype, device="cuda", rank=draw(st.integers(1, 5))))
             case "int":
-                low = draw(st.integers(-(2**63), 2**63))
-                value = st.integers(-(2**70), 2**70)
-                ranges = st.builds(
-                    IntGuard,
-                    path=st.just(name),
-                    dim=st.builds(Range, st.just(low), st.none() | st.integers(low, 2**64)),
+                bits = draw(st.sampled_from([7, 15, 31, 63, 70]))
+                low = draw(st.integers(-(2**bits), 2**bits - 1) | st.just(0))
+                high = draw(st.integers(low, 2**bits - 1) | st.none())
+                leaves.append(
+                    IntGuard(path=name, dim=Range(low, high))
+                    if draw(st.booleans())
+                    else ValueGuard(path=name, value=low)
                 )
-                leaves.append(draw(ranges | st.builds(ValueGuard, path=st.just(name), value=value)))
             case _:
                 leaves.append(NumberGuard(path=name, kind=kind))
     ints = [guard.path for guard in leaves if isinstance(guard, IntGuard)]
@@ -105,31 +108,58 @@ def some_guards(draw: st.DrawFn, kinds: dict[str, str]) -> Guards:
     return Guards((LEAF,) * len(leaves), tuple(leaves), tuple(where))
 
 
+def fitting_codes(guard: Any) -> list[str]:
+    """Letters of slots that hold all that a guard lets in."""
+    match guard:
+        case PointerGuard() | DescriptorGuard():
+            return ["Q"]
+        case IntGuard(dim=Range(low, high)):
+            return [code for code in INTS if high is not None and holds(code, low) and holds(code, high)]
+        case ValueGuard(value=value):
+            return [code for code in INTS if holds(code, value)]
+        case NumberGuard(kind="bool"):
+            return ["?", "i"]
+    return ["e", "f", "d"]
+
+
+def holds(code: str, value: Any) -> bool:
+    try:
+        struct.pack(f"<{code}", value)
+    except struct.error:
+        return False
+    return True
+
+
 @st.composite
 def some_launch(draw: st.DrawFn, guards: Guards) -> Launch:
-    leaves = range(len(guards.leaves))
+    """Some of the leaves, each once, in any order; sizes and strides of what is described; hidden parameters."""
+    made: list[tuple[str, int | None]] = []
+    for place, guard in enumerate(guards.leaves):
+        described = isinstance(guard, DescriptorGuard)
+        passed = draw(st.sampled_from([True, True, True, False]))
+        if passed and fitting_codes(guard):
+            made.append((draw(st.sampled_from(["slot", "descriptor"])) if described else "slot", place))
+        extents = draw(st.integers(0, 2)) if described else 0
+        made += [("extent", place)] * extents
+    hidden = draw(st.integers(0, 2))
+    made += [("slot", None)] * hidden
     parameters: list[Any] = []
     end = 0
-    for _ in range(draw(st.integers(0, 6))):
-        offset, code = end + draw(st.integers(0, 9)), draw(st.sampled_from(sorted(CODE_BYTES)))
-        described = [place for place in leaves if isinstance(guards.leaves[place], DescriptorGuard)]
-        kind = draw(st.sampled_from(["slot", "slot", "extent", "descriptor"])) if described else "slot"
+    for kind, leaf in draw(st.permutations(made)):
+        offset = end + draw(st.integers(0, 9))
+        of: Any = None if leaf is None else guards.leaves[leaf]
+        codes = sorted(CODE_BYTES) if leaf is None else INTS if kind == "extent" else fitting_codes(of)
+        code = draw(st.sampled_from(codes))
         if kind == "slot":
-            parameters.append(Slot(offset, code, draw(st.none() | st.sampled_from(leaves)) if leaves else None))
-        elif kind == "extent":
-            axis = draw(st.integers(0, 4))
-            parameters.append(
-                Extent(
-                    offset, code, draw(st.sampled_from(described)), draw(st.sampled_from(["sizes", "strides"])), axis
-                )
-            )
+            parameters.append(Slot(offset, code, leaf))
         else:
-            block = tuple(draw(st.lists(st.integers(1, 256), min_size=1, max_size=5)))
-            parameters.append(
-                Descriptor(
-                    offset, draw(st.sampled_from(described)), block, draw(st.integers(0, 16)), draw(st.integers(0, 32))
-                )
-            )
+            assert leaf is not None
+            if kind == "extent":
+                what, axis = draw(st.sampled_from(["sizes", "strides"])), draw(st.integers(0, of.rank - 1))
+                parameters.append(Extent(offset, code, leaf, what, axis))
+            else:
+                block = tuple(draw(st.lists(st.integers(1, 256), min_size=of.rank, max_size=of.rank)))
+                parameters.append(Descriptor(offset, leaf, block, draw(st.integers(0, 3)), draw(st.integers(0, 12))))
         end = offset + (DESCRIPTOR_BYTES if kind == "descriptor" else CODE_BYTES[code])
     sizes = expressions([guard.path for guard in guards.leaves if isinstance(guard, IntGuard)])
     return Launch(
@@ -146,7 +176,9 @@ some_axes = st.dictionaries(st.sampled_from(["B", "dtype", "num_warps"]), axis_v
 def some_choices(ints: list[str]) -> st.SearchStrategy[Choice]:
     rules = st.lists(st.builds(Rule, st.none() | conditions(ints), some_axes), max_size=3).map(tuple)
     sizes: st.SearchStrategy[Any] = (
-        st.dictionaries(st.sampled_from(ints), st.integers(), max_size=2) if ints else st.just({})
+        st.dictionaries(st.sampled_from(ints), st.integers(-(2**63) + 1, 2**63 - 1), max_size=2)
+        if ints
+        else st.just({})
     )
     rows = st.lists(st.builds(Timed, sizes, some_axes, some_axes), max_size=3).map(tuple)
     tables = st.none() | st.dictionaries(
@@ -184,6 +216,14 @@ def some_entry(draw: st.DrawFn, name: str) -> Entry:
     )  # fmt: skip
 
 
+def bare_index(entries: tuple[Entry, ...]) -> Index:
+    """An index of these entries and nothing else."""
+    named = {entry.name: entry for entry in entries}
+    return Index(
+        name="k", version="1", labels={}, requires={}, entries=named, weights_file=None, weight_sets={}, provenance={}
+    )
+
+
 def through_json(value: Json) -> Json:
     return json.loads(canonical(value))
 
@@ -192,16 +232,49 @@ def through_json(value: Json) -> Json:
 
 
 @given(some_kinds().flatmap(some_guards).flatmap(lambda guards: st.tuples(st.just(guards), some_launch(guards))))
+@settings(max_examples=40)
 def test_guards_and_launches_are_read_back_as_written(made: tuple[Guards, Launch]) -> None:
     guards, launch = made
     assert parse_guards(through_json(dump_guards(guards))) == guards
     found = parse_launch(through_json(dump_launch(launch)))
     assert found == launch
     assert canonical(dump_launch(found)) == canonical(dump_launch(launch))
-    check_launch(found, len(guards.leaves), {guard.path for guard in guards.leaves if isinstance(guard, IntGuard)})
+    check_launch(found, guards.leaves)
+
+
+@given(some_kinds().flatmap(some_guards), st.data())
+@settings(max_examples=60)
+def test_a_launch_is_refused_where_a_slot_does_not_hold_what_its_guard_lets_in(
+    guards: Guards, data: st.DataObject
+) -> None:
+    assume(guards.leaves)
+    leaf = data.draw(st.sampled_from(range(len(guards.leaves))))
+    code = data.draw(st.sampled_from(sorted(CODE_BYTES)))
+    one = parse("1")
+    launch = Launch(
+        symbol="k", parameters=(Slot(0, code, leaf),), bytes=8, grid=(one,) * 3, block=(one,) * 3, shared=parse("0")
+    )
+    if code in fitting_codes(guards.leaves[leaf]):
+        check_launch(launch, guards.leaves)
+    else:
+        with pytest.raises(ValueError, match="is passed"):
+            check_launch(launch, guards.leaves)
+
+
+@given(some_kinds().flatmap(some_guards).flatmap(lambda guards: st.tuples(st.just(guards), some_launch(guards))))
+@settings(max_examples=40)
+def test_a_launch_is_refused_where_one_argument_is_two_parameters(made: tuple[Guards, Launch]) -> None:
+    guards, launch = made
+    slots = [each for each in launch.parameters if isinstance(each, Slot) and each.leaf is not None]
+    assume(slots)
+    again = replace(slots[0], offset=launch.bytes)
+    twice = replace(launch, parameters=(*launch.parameters, again), bytes=launch.bytes + 8)
+    with pytest.raises(ValueError, match="two parameters"):
+        check_launch(twice, guards.leaves)
 
 
 @given(some_choices(["n", "m"]))
+@settings(max_examples=40)
 def test_a_choice_is_read_back_as_written(choice: Choice) -> None:
     written = canonical(dump_choice(choice))
     found = parse_choice(json.loads(written))
@@ -219,11 +292,9 @@ def test_a_choice_is_read_back_as_written(choice: Choice) -> None:
         lambda names: st.tuples(*map(some_entry, names))
     )
 )
-@settings(max_examples=80)
+@settings(max_examples=15)
 def test_an_index_of_kernels_is_read_back_as_written(entries: tuple[Entry, ...]) -> None:
-    made = Index(
-        name="k", version="1", labels={}, requires={}, entries={entry.name: entry for entry in entries}, weights_file=None, weight_sets={}, provenance={},
-    )  # fmt: skip
+    made = bare_index(entries)
     written = index.dump(made)
     found = index.parse(written)
     assert index.dump(found) == written
@@ -232,6 +303,7 @@ def test_an_index_of_kernels_is_read_back_as_written(entries: tuple[Entry, ...])
 
 
 @given(some_kinds().flatmap(some_guards).flatmap(some_launch), st.data())
+@settings(max_examples=40)
 def test_a_launch_with_one_value_changed_is_read_or_a_value_error(launch: Launch, data: st.DataObject) -> None:
     record = through_json(dump_launch(launch))
     key = data.draw(st.sampled_from(sorted(record)))
@@ -255,6 +327,40 @@ def test_a_launch_with_one_value_changed_is_read_or_a_value_error(launch: Launch
     except (ValueError, TypeError, KeyError, AttributeError):  # what index.parse gives a place to
         return
     assert parse_launch(through_json(dump_launch(found))) == found
+
+
+VALUES: st.SearchStrategy[Any] = st.sampled_from(
+    [None, True, False, -1, 0, 1, 2, 4, 8, 2**31, 2**70, 0.5, "", "x", "n", "Q", "i", "Tensor", "int", "ptx", "aoti", "sm_90", "n * n", "n // 0",
+     "a\n'\"", [], [1], [[]], [0, "Q", 0], {}, {"a": 1}, {"descriptor": 0, "offset": 0, "block": [1], "swizzle": 0, "element": 0}]
+)  # fmt: skip
+
+
+def places(value: Json) -> list[tuple[Any, Any]]:
+    """(container, key) of everything inside of a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, item in items for place in ((value, key), *places(item))]
+
+
+@given(st.tuples(some_entry("k"), some_entry("j")), st.data())
+@settings(max_examples=20)
+def test_an_index_of_kernels_with_values_changed_is_read_or_malformed(
+    entries: tuple[Entry, ...], data: st.DataObject
+) -> None:
+    root = json.loads(index.dump(bare_index(entries)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        holder, key = data.draw(st.sampled_from([*places(root["entries"]), (root, "shared")]))
+        if data.draw(st.booleans()) or key == "shared":
+            holder[key] = data.draw(VALUES)
+        elif isinstance(holder, list):
+            holder.insert(key, data.draw(VALUES))
+        else:
+            del holder[key]
+    try:
+        found = index.parse(json.dumps(root).encode())
+    except MalformedBundle as error:
+        assert "\n" not in str(error)  # noqa: PT017 - or it is read
+        return
+    assert index.parse(index.dump(found)).members() == found.members()
 
 
 def test_a_launch_that_no_reader_takes_has_its_place_in_the_index() -> None:
@@ -294,7 +400,7 @@ ALWAYS = Guards(
 
 
 @given(few_choices, st.lists(few_axes, min_size=1, max_size=6), st.tuples(env_values, env_values), capabilities)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_a_choice_takes_one_of_what_fits_and_the_same_each_time(
     choice: Choice, axes: list[Any], numbers: tuple[int, int], capability: tuple[int, int] | None
 ) -> None:
@@ -307,7 +413,7 @@ def test_a_choice_takes_one_of_what_fits_and_the_same_each_time(
 
 
 @given(few_choices, st.lists(few_axes, min_size=1, max_size=6), st.tuples(env_values, env_values), capabilities)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_a_choice_is_what_its_words_say(
     choice: Choice, axes: list[Any], numbers: tuple[int, int], capability: tuple[int, int] | None
 ) -> None:
@@ -340,11 +446,6 @@ def test_a_choice_is_what_its_words_say(
     assert choice.pick(fits, env, capability).id == wanted.id
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=(ZeroDivisionError, ValueError, OverflowError),
-    reason="a choice raises for a divisor of 0, and for sizes whose ratio is no float",
-)
 @pytest.mark.parametrize(
     ("choice", "n", "m"),
     [
@@ -408,7 +509,7 @@ few_arrays = st.builds(
     few_arrays | st.none(),
     st.sampled_from([0, 1, 2, 9, 10, -5, -6, True, 1.0, None]),
 )
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_quick_dispatch_of_kernels_agrees_with_the_guards_one_by_one(
     guards: list[Guards], x: TensorMeta, y: Any, n: Any
 ) -> None:
@@ -426,11 +527,6 @@ def test_quick_dispatch_of_kernels_agrees_with_the_guards_one_by_one(
             assert found.variant is wanted
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="variants of any dtype are looked at only when no variant is of the call's own dtypes",
-)
 def test_a_pointer_to_anything_is_considered_beside_pointers_of_the_dtype() -> None:
     def guards(dtype: str, high: int | None) -> Guards:
         pointer = PointerGuard(path="x", dtype=dtype, device="cuda")

@@ -131,20 +131,26 @@ class Asked:
 
 
 asked = st.builds(Asked, **NUMBERS)
+plain = st.builds(
+    One, st.sampled_from([0, 16, 4]), st.just("float32"), st.just(0), st.sampled_from([(8, 64), (8, 63)]), st.just(False), st.just(False)
+)  # fmt: skip
+fitting = st.builds(
+    Asked, plain, plain, NUMBERS["kinds"], st.sampled_from([1, 16, 48, 65, 2**31 - 1, 2**35]), st.sampled_from([0.5, 1e300]), st.booleans()
+)  # fmt: skip
+"""Calls that some variant takes: what is changed of two of these is seen in what they launch."""
 
 
 @st.composite
 def two_calls(draw: st.DrawFn) -> tuple[Asked, Asked]:
     """A call, and one that is as it in all but one or two respects."""
-    one = draw(asked)
-    two = one
-    for name in draw(st.lists(st.sampled_from([*NUMBERS, "x.", "y."]), min_size=1, max_size=2)):
+    one = two = draw(fitting)
+    for name in draw(st.lists(st.sampled_from([*NUMBERS, "x.", "y.", "x.", "y."]), min_size=1, max_size=2)):
         if name.endswith("."):
-            field = draw(st.sampled_from(list(FIELDS)))
+            field = draw(st.sampled_from([*FIELDS, "offset"]))
             two = replace(two, **{name[0]: replace(getattr(two, name[0]), **{field: draw(FIELDS[field])})})
         else:
             two = replace(two, **{name: draw(NUMBERS[name])})
-    return one, two
+    return draw(st.sampled_from([(one, two), (two, one)]))
 
 
 @dataclass(frozen=True)
@@ -183,7 +189,7 @@ def benches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("name", ["plain", "boxed"])
 @given(calls=two_calls())
-@settings(max_examples=250)
+@settings(max_examples=200)
 def test_a_call_is_served_as_if_it_were_the_first(
     benches: dict[str, Bench], name: str, calls: tuple[Asked, Asked]
 ) -> None:
@@ -197,8 +203,8 @@ def test_a_call_is_served_as_if_it_were_the_first(
 
 
 @pytest.mark.parametrize("name", ["plain", "boxed"])
-@given(call=asked)
-@settings(max_examples=150)
+@given(call=fitting | asked)
+@settings(max_examples=120)
 def test_explain_says_what_a_call_does(benches: dict[str, Bench], name: str, call: Asked) -> None:
     bench = benches[name]
     with bench.open() as session:
@@ -206,15 +212,16 @@ def test_explain_says_what_a_call_does(benches: dict[str, Bench], name: str, cal
         said = call.of(entry.explain)()
         done = bench.outcome(entry, call)
         if isinstance(done, list):
-            assert [one.symbol for one in done] == ([said.variant.id] if call.n else [])
+            blocks = -(-call.n // 16)
+            assert [one.symbol for one in done] == ([said.variant.id] if blocks else [])
         else:
             assert isinstance(done, tuple)
             assert done[0].__name__ == "GuardMiss"
             assert set(said.reasons) == {variant.id for variant in entry.variants}
 
 
-@given(calls=st.lists(asked, min_size=2, max_size=12))
-@settings(max_examples=60)
+@given(calls=st.lists(fitting | asked, min_size=2, max_size=10))
+@settings(max_examples=30)
 def test_a_short_memo_forgets_and_never_confuses(benches: dict[str, Bench], calls: list[Asked]) -> None:
     bench = benches["plain"]
     with bench.open() as session:

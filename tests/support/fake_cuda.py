@@ -56,7 +56,8 @@ class Array:
 @dataclass
 class FakeDriver:
     """`seen` gets what `look` makes of each launch; `loads` the files that were loaded, or tried: `broken` ones do not
-    load."""
+    load. `parameters` are the sizes, in bytes, that a symbol's kernel takes, where they are known; `attributes` what
+    each launch that has some was prepared with."""
 
     gpus: tuple[Gpu, ...]
     look: Callable[[Launched], Any] = lambda launched: launched
@@ -64,6 +65,8 @@ class FakeDriver:
     loads: list[bytes] = field(default_factory=list)
     broken: set[bytes] = field(default_factory=set)
     shared_limit: int = 232448
+    parameters: dict[str, list[int]] = field(default_factory=dict)
+    attributes: list[dict[str, Any]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def machine(self) -> Machine:
@@ -107,7 +110,10 @@ def install(patch: pytest.MonkeyPatch, capabilities: Sequence[tuple[int, int]] =
             if data in driver.broken:
                 raise cuda.DriverError("the driver does not load it: CUDA_ERROR_INVALID_IMAGE")
 
-        def function(self, symbol: str, on: _Device) -> Function:
+        def function(self, symbol: str, on: _Device, parameters: Sequence[int]) -> Function:
+            known = driver.parameters.get(symbol)
+            if known is not None and list(parameters) != known:
+                raise cuda.DriverError(f"{symbol} takes parameters of {known} bytes, the index says {list(parameters)}")
             return Function(symbol, on)
 
     class Function:
@@ -117,6 +123,12 @@ def install(patch: pytest.MonkeyPatch, capabilities: Sequence[tuple[int, int]] =
         def allow_shared(self, size_bytes: int) -> None:
             if size_bytes > driver.shared_limit:
                 raise cuda.DriverError(f"cuFuncSetAttribute: no {size_bytes} bytes")
+
+        def launcher(
+            self, grid: Sequence[int], block: Sequence[int], shared: int, **attributes: Any
+        ) -> Callable[[int, int], tuple[int]]:
+            driver.attributes.append(attributes)
+            return lambda stream, pointers: driver.launch(self.handle, *grid, *block, shared, stream, pointers, 0)
 
     patch.setattr(cuda, "Library", Library)
     patch.setattr(cuda, "device", _Device)

@@ -5,6 +5,7 @@ What runs on these is the runtime's own code from `load` to the launch; only the
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 from collections.abc import Callable, Sequence
@@ -50,7 +51,7 @@ def kernel_variant(name: str, leaves: Sequence[Json], parameters: Sequence[Json]
     """
     data, kind = binary(name), more.pop("kind", "cubin")
     laid, end = lay(parameters)
-    launch = {
+    launch: dict[str, Json] = {
         "symbol": more.pop("symbol", name), "parameters": laid, "bytes": more.pop("bytes", end),
         "grid": three(more.pop("grid", ("1",))), "block": three(more.pop("block", ("32",))), "shared": more.pop("shared", "0"),
         **{key: more.pop(key) for key in ("cluster", "cooperative", "overlap") if key in more},
@@ -198,11 +199,18 @@ class Tensor:
     def stride(self) -> tuple[int, ...]:
         return self.strides
 
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
     def is_neg(self) -> bool:
         return self.bits == "neg"
 
     def is_conj(self) -> bool:
         return self.bits == "conj"
+
+
+class Parameter(Tensor):
+    """torch.nn.Parameter: the one subclass whose memory is its own."""
 
 
 class FakeTensor(Tensor):
@@ -213,7 +221,7 @@ def install_torch(patch: pytest.MonkeyPatch, *, cuda: bool = True) -> None:
     """Put a torch of these tensors in the place of the real one; its current stream on device n is 100 + n."""
     gone = SimpleNamespace(launcher=lambda: None, types=lambda launch: None)
     fake = SimpleNamespace(
-        Tensor=Tensor, __version__="2.13.0", cuda=SimpleNamespace(is_available=lambda: cuda),
+        Tensor=Tensor, nn=SimpleNamespace(Parameter=Parameter), __version__="2.13.0", cuda=SimpleNamespace(is_available=lambda: cuda),
         _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda ordinal: 100 + ordinal),
     )  # fmt: skip
     patch.setitem(sys.modules, "torch", fake)

@@ -26,6 +26,9 @@ that has no current context, or another device's."""
 DEFAULT_SHARED_BYTES = 48 * 1024
 """Dynamic shared memory that a kernel may have without asking for more."""
 
+PORTABLE_CLUSTER = 8
+"""Blocks that a cluster may have without asking for more."""
+
 
 class DriverError(AotpackError):
     """The driver refused; the message has its own words."""
@@ -98,11 +101,42 @@ class Library:
             raise DriverError(f"the driver does not load it: {name.decode()}" + (f": {said[0]}" if said else ""))
         self._library = library
 
-    def function(self, symbol: str, on: Device) -> Function:
-        """The kernel `symbol` on a device, loaded there now: a graph may be capturing later."""
+    def function(self, symbol: str, on: Device, parameters: Sequence[int]) -> Function:
+        """The kernel `symbol` on a device, loaded there now: a graph may be capturing later.
+
+        `parameters` are the sizes that launches will pass, in bytes: the driver copies as many as the kernel has, from
+        where it is told, so a table that is not the kernel's own is refused (DriverError).
+        """
         kernel = call(cu.cuLibraryGetKernel, self._library, symbol.encode())
         with on.current():
+            found = _parameter_sizes(kernel)
+            if found is not None and found != list(parameters):
+                raise DriverError(f"{symbol} takes parameters of {found} bytes, the index says {list(parameters)}")
             return Function(call(cu.cuKernelGetFunction, kernel), on)
+
+
+def _parameter_sizes(kernel: Any) -> list[int] | None:
+    """The sizes of a kernel's parameters, None where the driver cannot say (before CUDA 12.4)."""
+    ask = getattr(cu, "cuKernelGetParamInfo", None)
+    if ask is None:
+        return None
+    sizes: list[int] = []
+    while True:
+        try:
+            status, _, size = ask(kernel, len(sizes))
+        except RuntimeError:  # the driver has no such function
+            return None
+        if status == cu.CUresult.CUDA_ERROR_INVALID_VALUE:  # there is no parameter of that number
+            return sizes
+        if status:
+            return None
+        sizes.append(int(size))
+
+
+_shared: dict[int, int] = {}
+"""Handle of a function -> the dynamic shared memory that launches may ask for: the driver keeps one limit for all that
+hold the handle, and the highest must stay."""
+_shared_lock = threading.Lock()
 
 
 class Function:
@@ -110,17 +144,63 @@ class Function:
 
     def __init__(self, handle: Any, on: Device) -> None:
         self.handle, self.device = handle, on
-        self._shared = DEFAULT_SHARED_BYTES
-        self._lock = threading.Lock()
 
     def allow_shared(self, size_bytes: int) -> None:
         """Let launches ask for that much dynamic shared memory; DriverError when the device has not as much."""
-        with self._lock:
-            if size_bytes > self._shared:
-                attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                with self.device.current():
-                    call(cu.cuFuncSetAttribute, self.handle, attribute, size_bytes)
-                self._shared = size_bytes
+        with _shared_lock:
+            if size_bytes > _shared.get(int(self.handle), DEFAULT_SHARED_BYTES):
+                self._set(cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, size_bytes)
+                _shared[int(self.handle)] = size_bytes
+
+    def launcher(
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        shared_bytes: int,
+        *,
+        cluster: Sequence[int],
+        cooperative: bool,
+        overlap: bool,
+    ) -> Callable[[int, int], tuple[Any]]:
+        """`launch(stream, pointers)` for a kernel that is launched with a cluster, cooperatively, or overlapping the
+        one before it."""
+        kinds = cu.CUlaunchAttributeID
+        attributes = []
+        if tuple(cluster) != (1, 1, 1):
+            attribute = _attribute(kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+            attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster
+            attributes.append(attribute)
+            if cluster[0] * cluster[1] * cluster[2] > PORTABLE_CLUSTER:
+                self._set(cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+        if cooperative:
+            attributes.append(attribute := _attribute(kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE))
+            attribute.value.cooperative = 1
+        if overlap:
+            attributes.append(attribute := _attribute(kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION))
+            attribute.value.programmaticStreamSerializationAllowed = 1
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        config.sharedMemBytes, config.attrs, config.numAttrs = shared_bytes, attributes, len(attributes)
+        lock = threading.Lock()
+
+        def launch_with(stream: int, pointers: int) -> tuple[Any]:
+            with lock:  # the configuration holds the stream
+                config.hStream = cu.CUstream(stream)
+                result: tuple[Any] = cu.cuLaunchKernelEx(config, self.handle, pointers, 0)
+            return result
+
+        return launch_with
+
+    def _set(self, attribute: Any, value: int) -> None:
+        with self.device.current():
+            call(cu.cuFuncSetAttribute, self.handle, attribute, value)
+
+
+def _attribute(kind: Any) -> Any:
+    attribute = cu.CUlaunchAttribute()
+    attribute.id = kind
+    return attribute
 
 
 class Block:
@@ -166,49 +246,3 @@ def encode_tensor_map(
 
 launch = cu.cuLaunchKernel
 """(function, grid x y z, block x y z, shared bytes, stream, pointers to the parameters, 0) -> (status,)."""
-
-
-def launcher_with_attributes(
-    function: Function,
-    grid: Sequence[int],
-    block: Sequence[int],
-    shared_bytes: int,
-    *,
-    cluster: Sequence[int],
-    cooperative: bool,
-    overlap: bool,
-) -> Callable[[int, int], tuple[Any]]:
-    """`launch(stream, pointers)` for a kernel that is launched with a cluster, cooperatively, or overlapping the one
-    before it."""
-    attributes = []
-    if tuple(cluster) != (1, 1, 1):
-        attribute = cu.CUlaunchAttribute()
-        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster
-        attributes.append(attribute)
-        if cluster[0] * cluster[1] * cluster[2] > 8:
-            wide = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-            call(cu.cuFuncSetAttribute, function.handle, wide, 1)
-    if cooperative:
-        attribute = cu.CUlaunchAttribute()
-        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-        attribute.value.cooperative = 1
-        attributes.append(attribute)
-    if overlap:
-        attribute = cu.CUlaunchAttribute()
-        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        attributes.append(attribute)
-    config = cu.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = grid
-    config.blockDimX, config.blockDimY, config.blockDimZ = block
-    config.sharedMemBytes, config.attrs, config.numAttrs = shared_bytes, attributes, len(attributes)
-    lock = threading.Lock()
-
-    def launch_with(stream: int, pointers: int) -> tuple[Any]:
-        with lock:  # the configuration holds the stream
-            config.hStream = cu.CUstream(stream)
-            result: tuple[Any] = cu.cuLaunchKernelEx(config, function.handle, pointers, 0)
-        return result
-
-    return launch_with

@@ -65,7 +65,7 @@ class Choice:
                         if _matches(variant.axes, row.given) and _matches(variant.axes, row.pick):
                             return variant
             for rule in self.rules:
-                if rule.when is None or rule.when(env):
+                if _holds(rule, env):
                     for variant in fits:
                         if _matches(variant.axes, rule.pick):
                             return variant
@@ -90,9 +90,17 @@ def _matches(axes: Axes, wanted: Axes) -> bool:
     return all(axes.get(name) == value for name, value in wanted.items())
 
 
+def _holds(rule: Rule, env: Env) -> bool:
+    """A `when` that divides by 0 does not hold."""
+    try:
+        return rule.when is None or bool(rule.when(env))
+    except ZeroDivisionError:
+        return False
+
+
 def _distance(sizes: Mapping[str, int], env: Env) -> float:
     """How far a call is from a measured one; sizes below 1 count as 1."""
-    return sum(abs(math.log2(max(env.get(name, 0), 1) / max(size, 1))) for name, size in sizes.items())
+    return sum(abs(math.log2(max(env.get(name, 0), 1)) - math.log2(max(size, 1))) for name, size in sizes.items())
 
 
 def dump_choice(choice: Choice) -> Json:
@@ -134,6 +142,6 @@ def parse_axes(value: Json) -> Axes:
 
 def _sizes(value: Json) -> Mapping[str, int]:
     for name, item in value.items():
-        if type(item) is not int:
+        if type(item) is not int or abs(item) >= 1 << 63:
             raise TypeError(f"size {name!r} is {str(item)[:40]!r}")
     return dict(value)

@@ -67,7 +67,7 @@ def parse(text: str) -> Expression:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
-        raise ValueError(f"{text[:200]!r} is not an expression: {error}") from None
+        raise ValueError(f"{text[:200]!r} is not an expression: {getattr(error, 'msg', error)}") from None
     if _depth(tree) > MAX_DEPTH:
         raise ValueError(f"{text[:40]!r}... is nested too deeply")
     names: set[str] = set()

@@ -146,7 +146,7 @@ class IntGuard:
         if type(leaf) is not int:
             return f"{self.path}: expected an int, got {describe(leaf)}"
         env[variable(self.path)] = leaf
-        return None if leaf in self.dim else f"{self.path}: expected {self.dim}, got {leaf}"
+        return None if leaf in self.dim else f"{self.path}: expected {self.dim}, got {describe(leaf)}"
 
     def words(self) -> str:
         return f"{self.path}: int {self.dim}"
@@ -282,6 +282,9 @@ class Guards:
         return [guard.words() for guard in self.leaves] + [relation.text for relation in self.where]
 
 
+LONG_INT_BITS = 256
+
+
 def identity(value: Scalar) -> tuple[object, ...]:
     """Equal exactly when two scalars have one type and one value, NaN and signed zeros included."""
     if type(value) is float:
@@ -295,6 +298,8 @@ def describe(leaf: Leaf) -> str:
     """A leaf in a few words, for a reason."""
     if isinstance(leaf, TensorMeta):
         return f"a {leaf.dtype}{list(leaf.shape)} tensor"
+    if isinstance(leaf, int) and leaf.bit_length() > LONG_INT_BITS:  # Python refuses to spell the longest
+        return f"an int of {leaf.bit_length()} bits"
     return leaf.type_name if isinstance(leaf, Other) else repr(leaf)
 
 

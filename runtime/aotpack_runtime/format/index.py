@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import keyword
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from aotpack_runtime.format.codec import (
     parse_scalar,
 )
 from aotpack_runtime.format.fingerprint import canonical
+from aotpack_runtime.format.gpu import check_need
 from aotpack_runtime.format.guard import Guards
 from aotpack_runtime.format.launch import Launch, dump_launch, parse_launch
 from aotpack_runtime.format.output import Outputs
@@ -407,7 +409,9 @@ def _parse_kernel(value: Json) -> Kernel:
 
 def parse_parameter(value: Json) -> Parameter:
     name, kind = _text(value["name"]), value["kind"]
-    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("__"):
+    # Python reads names in their NFKC form: two that differ may be one, and one may become `__memo`.
+    stable = unicodedata.is_normalized("NFKC", name)
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("__") or not stable:
         raise ValueError(f"parameter {name!r} is not a Python name")
     if kind not in PARAMETER_KINDS:
         raise ValueError(f"parameter {name!r} has unknown kind {kind!r}")
@@ -465,7 +469,10 @@ def parse_variant(value: Json, shared: _Shared) -> Variant:
 
 
 def _parse_target(value: Json) -> Target:
-    return Target(_text(value["device"]), _texts(value["needs"]))
+    target = Target(_text(value["device"]), _texts(value["needs"]))
+    for name, need in target.needs.items():
+        check_need(name, need)
+    return target
 
 
 def _parse_constants(value: Json) -> tuple[tuple[str, str], ...]:

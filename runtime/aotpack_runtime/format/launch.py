@@ -6,11 +6,12 @@ neither Triton nor NVRTC to launch from it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aotpack_runtime.format.expression import Expression, parse
+from aotpack_runtime.format.guard import DescriptorGuard, IntGuard, LeafGuard, NumberGuard, PointerGuard, ValueGuard
 
 Json = Any
 
@@ -19,8 +20,16 @@ CODE_BYTES = {
 }  # fmt: skip
 """`struct`'s letters for what a slot may hold -> its bytes. Q is also an address."""
 
+INT_RANGES = {
+    code: (-(1 << 8 * size - 1), (1 << 8 * size - 1) - 1) if code.islower() else (0, (1 << 8 * size) - 1)
+    for code, size in CODE_BYTES.items() if code in "bBhHiIqQ"
+}  # fmt: skip
+"""Letter of an int -> what it holds."""
+
 MAX_PARAMETER_BYTES = 32764
 """Largest parameter block of a kernel (CUDA 12.1 and newer on sm_70 and newer; 4096 before)."""
+
+MAX_LEAVES = 4096
 
 DESCRIPTOR_BYTES = 128
 """Size of a CUtensorMap; the driver wants it at an address divisible by 64."""
@@ -119,22 +128,53 @@ def parse_launch(value: Json) -> Launch:
     return launch
 
 
-def check_launch(launch: Launch, leaves: int, names: Collection[str]) -> None:
-    """ValueError unless parameters lie one after another in the block and are of the call's leaves and ints."""
+def check_launch(launch: Launch, guards: Sequence[LeafGuard]) -> None:
+    """ValueError unless parameters lie one after another in the block, and each is packed as what its guard lets in."""
     end = 0
+    passed: set[int] = set()
     for parameter in launch.parameters:
         size = DESCRIPTOR_BYTES if isinstance(parameter, Descriptor) else CODE_BYTES[parameter.code]
         if parameter.offset < end:
             raise ValueError(f"{launch.symbol}: two parameters lie at {parameter.offset}")
         end = parameter.offset + size
-        if parameter.leaf is not None and not 0 <= parameter.leaf < leaves:
-            raise ValueError(f"{launch.symbol}: a parameter is argument {parameter.leaf} of {leaves}")
+        if parameter.leaf is None:
+            continue
+        if not 0 <= parameter.leaf < len(guards):
+            raise ValueError(f"{launch.symbol}: a parameter is argument {parameter.leaf} of {len(guards)}")
+        if not _agrees(parameter, guards[parameter.leaf]):
+            raise ValueError(f"{launch.symbol}: {parameter} is not how {guards[parameter.leaf].words()} is passed")
+        if not isinstance(parameter, Extent):
+            if parameter.leaf in passed:
+                raise ValueError(f"{launch.symbol}: argument {parameter.leaf} is two parameters")
+            passed.add(parameter.leaf)
     if end > launch.bytes:
         raise ValueError(f"{launch.symbol}: parameters end at {end}, the block at {launch.bytes}")
+    names = {guard.path for guard in guards if isinstance(guard, IntGuard)}
     for expression in launch.expressions():
         for name in expression.names:
             if name not in names:
                 raise ValueError(f"{launch.symbol}: {expression} names {name!r}, which is no int of the call")
+
+
+def _agrees(parameter: Parameter, guard: LeafGuard) -> bool:
+    match parameter, guard:
+        case Slot(code="Q"), PointerGuard() | DescriptorGuard():
+            return True
+        case Slot(code=code), IntGuard(dim=dim) if code in INT_RANGES:
+            low, high = INT_RANGES[code]
+            return low <= dim.low and dim.high is not None and dim.high <= high
+        case Slot(code=code), ValueGuard(value=value) if code in INT_RANGES:
+            low, high = INT_RANGES[code]
+            return type(value) is int and low <= value <= high
+        case Slot(code=code), NumberGuard(kind="float"):
+            return code in ("e", "f", "d")
+        case Slot(code=code), NumberGuard(kind="bool"):
+            return code in ("?", "i")
+        case Extent(code=code, axis=axis), DescriptorGuard(rank=rank):
+            return code in INT_RANGES and axis < rank
+        case Descriptor(block=block, swizzle=swizzle, element=element), DescriptorGuard(rank=rank):
+            return len(block) == rank and all(1 <= one <= 256 for one in block) and swizzle <= 3 and element <= 12
+    return False
 
 
 def _dump_parameter(parameter: Parameter) -> Json:
@@ -155,15 +195,19 @@ def _dump_parameter(parameter: Parameter) -> Json:
 
 def _parse_parameter(value: Json) -> Parameter:
     match value:
-        case [int(offset), str(code), int() | None as leaf] if code in CODE_BYTES and offset >= 0:
-            return Slot(offset, code, leaf)
-        case [int(offset), str(code), int(leaf), "sizes" | "strides" as what, int(axis)] if (
-            code in CODE_BYTES and offset >= 0 and axis >= 0
-        ):
-            return Extent(offset, code, leaf, what, axis)
-        case {"descriptor": int(leaf), "offset": int(offset), "block": list(block)} if offset >= 0:
-            sizes = tuple(_number(item, 1 << 16) for item in block)
-            return Descriptor(offset, leaf, sizes, _number(value["swizzle"], 16), _number(value["element"], 32))
+        case [offset, str(code), None] if code in CODE_BYTES:
+            return Slot(_number(offset, MAX_PARAMETER_BYTES), code, None)
+        case [offset, str(code), leaf] if code in CODE_BYTES:
+            return Slot(_number(offset, MAX_PARAMETER_BYTES), code, _number(leaf, MAX_LEAVES))
+        case [offset, str(code), leaf, "sizes" | "strides" as what, axis] if code in CODE_BYTES:
+            place = _number(offset, MAX_PARAMETER_BYTES)
+            return Extent(place, code, _number(leaf, MAX_LEAVES), what, _number(axis, 4))
+        case {"descriptor": leaf, "offset": offset, "block": list(block)}:
+            return Descriptor(
+                _number(offset, MAX_PARAMETER_BYTES), _number(leaf, MAX_LEAVES),
+                tuple(_number(item, 256) for item in block),
+                _number(value["swizzle"], 3), _number(value["element"], 12),
+            )  # fmt: skip
     raise ValueError(f"not a parameter: {str(value)[:80]}")
 
 

@@ -15,6 +15,8 @@ INDEX = "index.json"
 EXPORTED = "exported"
 """The kind of artifact that is one program file; every other kind is a folder of files."""
 
+KERNELS = ("cubin", "ptx")
+"""Kinds of artifact that are launched through the CUDA driver."""
 SOURCE_SUFFIXES = (".py", ".cu")
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")

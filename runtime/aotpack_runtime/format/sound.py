@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from aotpack_runtime.format import layout
 from aotpack_runtime.format.expression import Expression, variable
-from aotpack_runtime.format.guard import IntGuard, LeafGuard, TensorGuard
+from aotpack_runtime.format.guard import (
+    DescriptorGuard,
+    IntGuard,
+    LeafGuard,
+    NumberGuard,
+    PointerGuard,
+    TensorGuard,
+    ValueGuard,
+)
 from aotpack_runtime.format.launch import check_launch
 from aotpack_runtime.format.output import Argument, OutputLeaf, Result, Size, View
 from aotpack_runtime.format.tree import LEAF, Tree, children, paths
@@ -62,10 +70,13 @@ def check_variant(variant: Variant, parameters: Sequence[Parameter]) -> None:
     for leaf in outputs.leaves:
         _check_output(leaf, guards.leaves, sizes)
     if variant.launch is not None:
-        ints = {guard.path for guard in guards.leaves if isinstance(guard, IntGuard)}
-        check_launch(variant.launch, len(guards.leaves), ints)
-        if len(variant.artifact.files) != 1:
-            raise ValueError("the artifact of a kernel is one file")
+        check_launch(variant.launch, guards.leaves)
+        if len(variant.artifact.files) != 1 or variant.artifact.kind not in layout.KERNELS:
+            raise ValueError(f"the artifact of a kernel is one file, {' or '.join(layout.KERNELS)}")
+        if any(tree != LEAF for tree in guards.trees):
+            raise ValueError("a kernel takes no containers")
+    elif variant.artifact.kind in layout.KERNELS:
+        raise ValueError(f"a {variant.artifact.kind} without a launch")
     elif not variant.examples:
         raise ValueError("no examples")
     for example in variant.examples:
@@ -87,6 +98,10 @@ def check_kernel(entry: Entry) -> None:
         raise ValueError(f"types {list(kernel.types)} for {len(entry.parameters)} parameters")
     if any(parameter.kind not in ("positional_or_keyword", "keyword_only") for parameter in entry.parameters):
         raise ValueError("a kernel takes plain parameters")
+    for variant in entry.variants:
+        for kind, guard in zip(kernel.types, variant.guards.leaves, strict=True):
+            if _schema_type(guard) != kind:
+                raise ValueError(f"{variant.id}: {guard.words()} is not of type {kind}")
     tensors = {name for name, kind in zip(entry.parameter_names, kernel.types, strict=True) if kind == "Tensor"}
     ints = {name for name, kind in zip(entry.parameter_names, kernel.types, strict=True) if kind == "int"}
     for names, known in ((kernel.writes, tensors), (kernel.choice.names(), ints)):
@@ -95,6 +110,20 @@ def check_kernel(entry: Entry) -> None:
                 raise ValueError(f"{name!r} is none of {sorted(known)}")
     if kernel.operator and not _OPERATOR.fullmatch(kernel.operator):
         raise ValueError(f"{kernel.operator[:80]!r} is not ns::name")
+
+
+def _schema_type(guard: LeafGuard) -> str:
+    """The type in torch's schemas of what a guard of a kernel lets in, "" for a guard that is none of a kernel."""
+    match guard:
+        case PointerGuard(device="cuda") | DescriptorGuard(device="cuda"):
+            return "Tensor"
+        case IntGuard():
+            return "int"
+        case ValueGuard(value=value) if type(value) is int:
+            return "int"
+        case NumberGuard(kind=kind):
+            return kind
+    return ""
 
 
 def check_members(index: Index) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from aotpack_runtime.format.gpu import Gpu, reject_cubin, reject_ptx
+from aotpack_runtime.format.gpu import Gpu, reject_cubin, reject_ptx, reject_shared
 
 
 class Machine(Protocol):
@@ -139,6 +139,7 @@ RULES: Mapping[str, Callable[[str, Machine], str | None]] = {
     "libstdcxx": _at_least("libstdc++ GLIBCXX", lambda machine: machine.libstdcxx),
     "ptx": _on_gpu(reject_ptx),
     "python": _equals("Python", lambda machine: machine.python),
+    "shared": _on_gpu(reject_shared),
     "torch": _needs_torch,
     "torch_min": _at_least("torch", lambda machine: machine.torch),
 }

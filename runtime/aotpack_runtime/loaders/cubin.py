@@ -6,6 +6,7 @@ its kernels long after the session that loaded them was closed.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 from aotpack_runtime.drivers import cuda
 from aotpack_runtime.errors import ArtifactError
 from aotpack_runtime.format.index import Variant
-from aotpack_runtime.format.launch import DESCRIPTOR_BYTES, Descriptor, Extent, Parameter, Slot
+from aotpack_runtime.format.launch import CODE_BYTES, DESCRIPTOR_BYTES, Descriptor, Extent, Parameter, Slot
 from aotpack_runtime.format.tensor import ITEMSIZE_BYTES, TensorMeta
 from aotpack_runtime.loaders import TORCH_LAUNCH, loader
 
@@ -25,13 +26,21 @@ _libraries: dict[str, cuda.Library] = {}
 _lock = threading.Lock()
 
 
+class LaunchRefused(ArtifactError):
+    """A kernel that is loaded cannot be launched with the numbers of one call; with others it can."""
+
+
 class KernelExecutable:
     """A variant's kernel on one device."""
 
     def __init__(self, variant: Variant, library: cuda.Library, device: cuda.Device) -> None:
         assert variant.launch is not None
         self.variant, self.launch, self.device = variant, variant.launch, device
-        self._function = library.function(self.launch.symbol, device)
+        sizes = [
+            DESCRIPTOR_BYTES if isinstance(each, Descriptor) else CODE_BYTES[each.code]
+            for each in self.launch.parameters
+        ]
+        self._function = library.function(self.launch.symbol, device, sizes)
         # Parameter blocks that no launch is using: each launch takes one, so that threads do not share.
         self._free: list[cuda.Block] = []
         self._plain = self.launch.cluster == (1, 1, 1) and not self.launch.cooperative and not self.launch.overlap
@@ -51,18 +60,19 @@ class KernelExecutable:
         is not passed by descriptor), floats and bools alone.
 
         `arguments` are the tensors and values of that call; `stream(ordinal)` is asked at each launch. `through_torch`
-        lets torch's own launcher do it, where there is one and it can.
+        lets torch's own launcher do it, where there is one and it can. LaunchRefused when the device cannot launch it
+        with these numbers.
         """
         grid = tuple(extent(numbers) for extent in self.launch.grid)
         if 0 in grid:
-            return lambda *values: tick() and None
+            return _nothing_to_launch(tick)
         block, shared = tuple(extent(numbers) for extent in self.launch.block), self.launch.shared(numbers)
         try:
             self._function.allow_shared(shared)
             send = cuda.launch if self._plain else self._sender(grid, block, shared)
             fixed = [self._fixed(parameter, arguments) for parameter in self.launch.parameters]
         except cuda.DriverError as error:
-            raise ArtifactError(self.variant.id, error.message) from error
+            raise LaunchRefused(self.variant.id, error.message) from error
         serve: Serve = self._make(send, stream, tick, *grid, *block, shared, *fixed)
         if through_torch:
             serve = self._through_torch(serve, grid, block, shared, stream, tick)
@@ -114,7 +124,7 @@ class KernelExecutable:
         )
         scope: dict[str, Any] = {
             "_free": self._free, "_new": self._new_block, "_pack": cuda.packer(layout, self.launch.bytes),
-            "_function": self._function.handle, "_narrow": _narrow, "_lost": cuda.LOST_CONTEXT,
+            "_function": self._function.handle, "_narrow": self._narrow, "_lost": cuda.LOST_CONTEXT,
             "_device": self.device, "_failed": self._failed,
         }  # fmt: skip
         exec(compile(text, f"<aotpack kernel {self.variant.artifact.digest[:12]}>", "exec"), scope)  # noqa: S102
@@ -127,10 +137,9 @@ class KernelExecutable:
     def _sender(self, grid: Sequence[int], block: Sequence[int], shared: int) -> Callable[[int, int], Any]:
         """A launch that takes attributes."""
         launch = self.launch
-        return cuda.launcher_with_attributes(
-            self._function, grid, block, shared,
-            cluster=launch.cluster, cooperative=launch.cooperative, overlap=launch.overlap,
-        )  # fmt: skip
+        return self._function.launcher(
+            grid, block, shared, cluster=launch.cluster, cooperative=launch.cooperative, overlap=launch.overlap
+        )
 
     def _fixed(self, parameter: Parameter, arguments: Sequence[tuple[TensorMeta | None, Any]]) -> int | bytes:
         """What is packed for a parameter at every launch that `prepare` makes a function for; 0 for one that is the
@@ -150,6 +159,10 @@ class KernelExecutable:
                     address, meta.shape, steps, parameter.block, element=parameter.element, swizzle=parameter.swizzle
                 )
 
+    def _narrow(self, values: Sequence[Any]) -> list[Any]:
+        codes = [_code(parameter) for parameter in self.launch.parameters]
+        return [_narrowed(value, code) for value, code in zip(values, codes, strict=True)]
+
     def _failed(self, status: Any) -> None:
         raise ArtifactError(self.variant.id, f"the driver refuses its launch: {status}")
 
@@ -164,7 +177,7 @@ def make(_send, _stream, _tick, gx, gy, gz, bx, by, bz, shared{fixed}):
         try:
             _pack(_block.memory, 0, {packed})
         except OverflowError:  # a float beyond float32, which C makes infinite
-            _pack(_block.memory, 0, *map(_narrow, ({packed},)))
+            _pack(_block.memory, 0, *_narrow([{packed}]))
         _status = {sent}[0]
         if _status:
             if _status in _lost:
@@ -194,12 +207,28 @@ def _code(parameter: Parameter) -> str:
     return f"{DESCRIPTOR_BYTES}s" if isinstance(parameter, Descriptor) else parameter.code
 
 
-def _narrow(value: Any) -> Any:
-    return math.copysign(math.inf, value) if isinstance(value, float) and abs(value) > _FLOAT_MAX else value
+def _nothing_to_launch(tick: Callable[[], object]) -> Serve:
+    """Of a grid without blocks."""
+
+    def serve(*values: object) -> None:
+        tick()
+
+    return serve
 
 
-_FLOAT_MAX = 3.4028235677973366e38
-"""Doubles from here on are infinite as float32: its largest number and half of what the last bit is worth."""
+FLOAT_LIMITS = {"f": 3.4028235677973366e38, "e": 65520.0}
+"""Letter of a float -> the smallest number that rounds to infinity: its largest and half of its last bit's worth."""
+
+
+def _narrowed(value: Any, code: str) -> Any:
+    """A float as C converts it: beyond what it holds it is infinite."""
+    if code not in (*FLOAT_LIMITS, "d"):
+        return value
+    try:
+        number = float(value)
+    except OverflowError:  # an int that no float holds
+        return math.inf if value > 0 else -math.inf
+    return math.copysign(math.inf, number) if abs(number) >= FLOAT_LIMITS.get(code, math.inf) else number
 
 
 def _on_its_device(serve: Serve, device: cuda.Device) -> Serve:
@@ -216,13 +245,14 @@ def _on_its_device(serve: Serve, device: cuda.Device) -> Serve:
 
 def load(variant: Variant, files: Mapping[str, str], ordinal: int) -> KernelExecutable:
     """Load the variant's file, unless the process has, and find its kernel on a device; ArtifactError says why not."""
-    (name,) = files
-    digest = variant.artifact.files[name].digest
+    (path,) = files.values()
+    data = Path(path).read_bytes()
+    digest = hashlib.sha256(data).hexdigest()  # of what is there: with check="off" the index is not asked
     try:
         with _lock:
             library = _libraries.get(digest)
             if library is None:
-                library = _libraries[digest] = cuda.Library(Path(files[name]).read_bytes())
+                library = _libraries[digest] = cuda.Library(data)
         return KernelExecutable(variant, library, cuda.device(ordinal))
     except cuda.DriverError as error:
         raise ArtifactError(variant.id, error.message) from error

@@ -1,7 +1,7 @@
 """Kernels as operators of torch: what makes them one node for `torch.compile` and `torch.export`.
 
-An operator outlives sessions: torch cannot take one back. It calls the entry that was registered last under its name,
-and a server that loads a newer bundle goes on with the code it has compiled.
+An operator outlives sessions: torch cannot take one back. It calls the entry that was registered last under its name
+and is open, so a server that loads a newer bundle goes on with the code it has compiled.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ class KernelLike(Protocol):
     def record(self) -> Entry: ...
     @property
     def operator(self) -> str: ...
+    @property
+    def closed(self) -> bool: ...
     def __call__(self, *args: Any, **kwargs: Any) -> object: ...
 
 
-_entries: dict[str, KernelLike] = {}
+_entries: dict[str, list[KernelLike]] = {}
 _schemas: dict[str, str] = {}
 _lock = threading.Lock()
 
@@ -41,10 +43,10 @@ def register(entry: KernelLike) -> None:
                 entry.record.name, f"the operator {name} is {known} in this process, this bundle has {schema}",
                 hint="restart the server, or give the operator another name",
             )  # fmt: skip
-        _entries[name] = entry
         if known is None:
             _define(name, schema, entry)
             _schemas[name] = schema
+        _entries[name] = [other for other in _entries.get(name, []) if not other.closed] + [entry]
 
 
 def schema_of(entry: KernelLike) -> str:
@@ -73,10 +75,15 @@ def _define(name: str, schema: str, entry: KernelLike) -> None:
         )  # fmt: skip
 
     def run(*args: Any, **kwargs: Any) -> None:
-        _entries[name](*args, **kwargs)
+        entries = _entries[name]
+        next((each for each in reversed(entries) if not each.closed), entries[-1])(*args, **kwargs)
 
     kernel = entry.record.kernel
     assert kernel is not None
-    operator = torch.library.custom_op(name, run, mutates_args=kernel.writes, schema=schema, device_types="cuda")
+    try:
+        operator = torch.library.custom_op(name, run, mutates_args=kernel.writes, schema=schema, device_types="cuda")
+    except Exception as error:
+        problem = str(error).strip().splitlines()[0]
+        raise ArtifactError(entry.record.name, f"torch does not take the operator {name}{schema}: {problem}") from error
     # It returns nothing and what it writes keeps its shape: there is nothing to compute of a fake tensor.
     operator.register_fake(lambda *args, **kwargs: None)
