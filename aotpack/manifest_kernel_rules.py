@@ -282,8 +282,9 @@ def _check_launch(entry: KernelEntry, names: _Names) -> None:
             numbers = {name: value for name, value in axes.items() if isinstance(value, int)}
             found = _value(expression, numbers, at)
             if not low <= found <= high:
-                said = text if text == str(found) else f"{text} is {found}"
-                raise wrong(f"{said}: expected {low} to {high}", *at)
+                if text == str(found):
+                    raise wrong(f"expected {low} to {high}, found {found}", *at)
+                raise wrong(f"{text} is {found}, expected {low} to {high}", *at)
 
 
 def _value(
