@@ -354,7 +354,9 @@ def compile_kernel(
             "    try:",
             *first,
             f"        __key = ({', '.join(key)},)" if key else "        __key = ()",
-            f"        __serve = __memo.get(__key){known}",
+            f"        __serve = __memo[__key]{known}",
+            "    except __KeyError:",
+            "        __serve = None",
             "    except __Error:  # no tensor of torch",
             "        __key = __serve = None",
             "    if __serve is None:",
@@ -362,7 +364,7 @@ def compile_kernel(
             f"    return __serve({', '.join(passed)})",
         ]
     )
-    scope: dict[str, Any] = {"__memo": memo, "__slow": slow, "__Error": Exception}
+    scope: dict[str, Any] = {"__memo": memo, "__slow": slow, "__KeyError": KeyError, "__Error": Exception}
     exec(compile(text, "<aotpack kernel entry>", "exec"), scope)  # noqa: S102 - see the docstring
     function: Callable[..., object] = scope["launch"]
     function._torchdynamo_disable = True  # type: ignore[attr-defined]

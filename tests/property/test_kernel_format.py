@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import struct
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -120,6 +121,15 @@ def fitting_codes(guard: Any) -> list[str]:
         case NumberGuard(kind="bool"):
             return ["?", "i"]
     return ["e", "f", "d"]
+
+
+def with_slot(code: str, leaf: int) -> Launch:
+    """A launch of one parameter."""
+    one = parse("1")
+    sizes = (one, one, one)
+    return Launch(
+        symbol="k", parameters=(Slot(0, code, leaf),), bytes=8, grid=sizes, block=sizes, shared=parse("0")
+    )  # fmt: skip
 
 
 def holds(code: str, value: Any) -> bool:
@@ -242,6 +252,24 @@ def test_guards_and_launches_are_read_back_as_written(made: tuple[Guards, Launch
     check_launch(found, guards.leaves)
 
 
+@pytest.mark.parametrize("code", INTS)
+@pytest.mark.parametrize("bits", [7, 8, 15, 16, 31, 32, 63, 64])
+@pytest.mark.parametrize(("low", "high"), [(0, 0), (0, 1), (-1, 0), (-1, -1)], ids=["top", "beyond", "both", "bottom"])
+def test_an_int_slot_holds_both_ends_of_its_guard(code: str, bits: int, low: int, high: int) -> None:
+    """Ranges that end where a slot of some width does, or one further."""
+    ends = (low * 2**bits, high + 2**bits - 1 if high >= 0 else 0)
+    launch = with_slot(code, 0)
+    with nullcontext() if all(holds(code, end) for end in ends) else pytest.raises(ValueError, match="is passed"):
+        check_launch(launch, [IntGuard(path="n", dim=Range(*ends))])
+
+
+@pytest.mark.parametrize("code", INTS)
+def test_no_int_slot_holds_a_range_without_an_end(code: str) -> None:
+    launch = with_slot(code, 0)
+    with pytest.raises(ValueError, match="is passed"):
+        check_launch(launch, [IntGuard(path="n", dim=Range(0, None))])
+
+
 @given(some_kinds().flatmap(some_guards), st.data())
 @settings(max_examples=60)
 def test_a_launch_is_refused_where_a_slot_does_not_hold_what_its_guard_lets_in(
@@ -250,10 +278,7 @@ def test_a_launch_is_refused_where_a_slot_does_not_hold_what_its_guard_lets_in(
     assume(guards.leaves)
     leaf = data.draw(st.sampled_from(range(len(guards.leaves))))
     code = data.draw(st.sampled_from(sorted(CODE_BYTES)))
-    one = parse("1")
-    launch = Launch(
-        symbol="k", parameters=(Slot(0, code, leaf),), bytes=8, grid=(one,) * 3, block=(one,) * 3, shared=parse("0")
-    )
+    launch = with_slot(code, leaf)
     if code in fitting_codes(guards.leaves[leaf]):
         check_launch(launch, guards.leaves)
     else:
