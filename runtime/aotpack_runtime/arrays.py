@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, ITEMSIZE_BYTES, Leaf, Other, TensorMeta, contiguous_strides
+from aotpack_runtime.streams import check_stream
 
 _CUDA_DEVICES = (2, 13)
 """kDLCUDA and kDLCUDAManaged of dlpack.h."""
@@ -80,7 +81,7 @@ def _of_numpy(value: Any) -> Argument:
 
 
 def _of_torch(tensor: Any, torch: Any) -> Argument:
-    """A subclass is judged each time: what its address means is for its class to say."""
+    """What has no memory of its own (a fake, a wrapper) is at address 0, and is judged each time."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     dtype, device, odd, address = str(tensor.dtype).removeprefix("torch."), str(tensor.device), "", 0
     shape: tuple[int, ...] = ()
@@ -104,6 +105,9 @@ def _of_interface(interface: Any) -> Argument:
     address, typestr, shape = interface["data"][0], str(interface["typestr"]), tuple(interface["shape"])
     if address.__class__ is not int or not 0 <= address < 1 << 64:
         raise ValueError(f"its address is {str(address)[:40]!r}")
+    stream = interface.get("stream")
+    if stream is not None:
+        check_stream(stream)
     size_bytes = int(typestr[2:])
     name = _TYPES.get(typestr[1], typestr[1])
     dtype = name if name == "bool" else f"{name}{8 * size_bytes}"
@@ -115,8 +119,13 @@ def _of_interface(interface: Any) -> Argument:
         odd = f"has steps of {list(given)} bytes, no multiples of its element"
     strides = contiguous_strides(shape) if given is None else tuple(step // size_bytes for step in given)
     # Which device it is on, the interface does not say: the driver does, when there are several.
+    odd = odd or _nowhere(address, shape)
     meta = TensorMeta(dtype, "cuda", shape, strides, address % ALIGNMENT_BYTES, odd)
-    return Argument(meta, address, interface.get("stream"), read_only=bool(interface["data"][1]))
+    return Argument(meta, address, stream, constant=bool(address), read_only=bool(interface["data"][1]))
+
+
+def _nowhere(address: int, shape: tuple[int, ...]) -> str:
+    return "has elements at address 0" if not address and 0 not in shape else ""
 
 
 class _Device(ctypes.Structure):
@@ -158,9 +167,12 @@ def _of_dlpack(array: Any, stream: int) -> Argument:
     name = _DLPACK_TYPES.get(tensor.dtype.code, f"dlpack type {tensor.dtype.code}")
     dtype = name if name == "bool" or name.startswith("float8") else f"{name}{tensor.dtype.bits}"
     address = (tensor.data or 0) + tensor.byte_offset
+    if ordinal < 0 or address >= 1 << 64:
+        raise ValueError(f"it is at {address} on device {ordinal}")
     device = f"cuda:{ordinal}" if kind in _CUDA_DEVICES else "cpu"
     odd = f"has {tensor.dtype.lanes} lanes an element" if tensor.dtype.lanes != 1 else ""
     if dtype not in ITEMSIZE_BYTES:
         odd = f"has elements of {dtype}"
+    odd = odd or _nowhere(address, shape)
     meta = TensorMeta(dtype, device, shape, strides, address % ALIGNMENT_BYTES, odd)
-    return Argument(meta, address, held=capsule)
+    return Argument(meta, address, constant=bool(address), held=capsule)

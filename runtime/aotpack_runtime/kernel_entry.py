@@ -25,7 +25,7 @@ from aotpack_runtime.format.target import Machine
 from aotpack_runtime.format.tensor import Call, TensorMeta
 from aotpack_runtime.format.tree import LEAF
 from aotpack_runtime.loaders import DRIVER, LOADERS, loader
-from aotpack_runtime.streams import said_stream
+from aotpack_runtime.streams import check_stream, said_stream
 
 
 class KernelEntry(Entry):
@@ -154,6 +154,8 @@ class KernelEntry(Entry):
         try:
             found = Quick(*self._foreign(*values))
             hash(found.key)
+            if found.stream is not None:
+                check_stream(found.stream)
         except Exception:
             return None
         return found
@@ -386,7 +388,11 @@ def compile_foreign(
         if kind != "Tensor":
             key.append(_number_key(name, kind))
             continue
-        lines += [f"    __i{place} = {name}.__cuda_array_interface__", f"    __a{place} = __i{place}['data'][0]"]
+        lines += [
+            f"    __i{place} = {name}.__cuda_array_interface__",
+            f"    __a{place} = __i{place}['data'][0]",
+            f"    if not __a{place}: raise ValueError",
+        ]
         key.append(
             f"{name}.__class__, __i{place}['typestr'], __i{place}.get('mask') is None, __i{place}['data'][1], "
             f"__a{place}.__class__, __a{place} >> 64, __i{place}.get('strides')"

@@ -26,6 +26,7 @@ from aotpack_runtime.format.index import ArtifactRef, Entry, File, Index, Kernel
 from aotpack_runtime.format.launch import (
     CODE_BYTES,
     DESCRIPTOR_BYTES,
+    ELEMENT_BYTES,
     Descriptor,
     Extent,
     Launch,
@@ -140,6 +141,11 @@ def holds(code: str, value: Any) -> bool:
     return True
 
 
+def elements_of(guard: Any) -> list[int]:
+    """The driver's numbers of elements as large as those of a descriptor's dtype."""
+    return [number for number, size in enumerate(ELEMENT_BYTES) if size == ITEMSIZE_BYTES[guard.dtype]]
+
+
 @st.composite
 def some_launch(draw: st.DrawFn, guards: Guards) -> Launch:
     """Some of the leaves, each once, in any order; sizes and strides of what is described; hidden parameters."""
@@ -148,7 +154,8 @@ def some_launch(draw: st.DrawFn, guards: Guards) -> Launch:
         described = isinstance(guard, DescriptorGuard)
         passed = draw(st.sampled_from([True, True, True, False]))
         if passed and fitting_codes(guard):
-            made.append((draw(st.sampled_from(["slot", "descriptor"])) if described else "slot", place))
+            kinds = ["slot", "descriptor"] if described and elements_of(guard) else ["slot"]
+            made.append((draw(st.sampled_from(kinds)), place))
         extents = draw(st.integers(0, 2)) if described else 0
         made += [("extent", place)] * extents
     hidden = draw(st.integers(0, 2))
@@ -169,7 +176,9 @@ def some_launch(draw: st.DrawFn, guards: Guards) -> Launch:
                 parameters.append(Extent(offset, code, leaf, what, axis))
             else:
                 block = tuple(draw(st.lists(st.integers(1, 256), min_size=of.rank, max_size=of.rank)))
-                parameters.append(Descriptor(offset, leaf, block, draw(st.integers(0, 3)), draw(st.integers(0, 12))))
+                parameters.append(
+                    Descriptor(offset, leaf, block, draw(st.integers(0, 3)), draw(st.sampled_from(elements_of(of))))
+                )
         end = offset + (DESCRIPTOR_BYTES if kind == "descriptor" else CODE_BYTES[code])
     sizes = expressions([guard.path for guard in guards.leaves if isinstance(guard, IntGuard)])
     return Launch(

@@ -206,12 +206,10 @@ def test_a_capsule_without_memory_has_the_address_0() -> None:
     assert read_argument(Exporter(0, shape=(0, 4))).value == 0
 
 
-@pytest.mark.xfail(strict=True, reason="an address beyond 64 bits is packed: struct.error at the launch")
 def test_an_address_and_an_offset_beyond_64_bits_are_told() -> None:
     assert problem(Exporter(2**64 - 8, offset=64))
 
 
-@pytest.mark.xfail(strict=True, reason="of torch's tensors alone is it asked whether an address of 0 has elements")
 @pytest.mark.parametrize("make", [Array, Exporter])
 def test_elements_at_the_address_0_are_told(make: Callable[[int], Any]) -> None:
     found = read_argument(make(0)).leaf

@@ -94,6 +94,7 @@ def test_every_need_can_be_allowed_and_no_other_is() -> None:
         "libstdcxx": "9",
         "ptx": "compute_80 99.9",
         "python": "cp9",
+        "shared": "999999999",
         "torch": "9",
         "torch_min": "9",
     }

@@ -37,10 +37,6 @@ class Exporter:
             address, int(device[0]), int(device[1]), len(shape), *type, ctypes.addressof(self._shape),
             None if self._strides is None else ctypes.addressof(self._strides), offset,
         )  # fmt: skip
-        self._destroy = _Destructor(self._free)
-
-    def _free(self, capsule: int) -> None:
-        self.freed += 1
 
     def __dlpack_device__(self) -> tuple[Any, Any]:
         return self.device
@@ -48,4 +44,17 @@ class Exporter:
     def __dlpack__(self, **how: Any) -> object:
         self.asked.append(how)
         self.made += 1
-        return _new(ctypes.addressof(self._tensor), self.name, ctypes.cast(self._destroy, ctypes.c_void_p))
+        capsule = _new(ctypes.addressof(self._tensor), self.name, ctypes.cast(_destroy, ctypes.c_void_p))
+        _exporters[id(capsule)] = self
+        return capsule
+
+
+_exporters: dict[int, Exporter] = {}
+"""Capsule -> whose it is, as long as it lives: a collector of cycles may reach either first."""
+
+
+def _free(capsule: int) -> None:
+    _exporters.pop(capsule).freed += 1
+
+
+_destroy = _Destructor(_free)

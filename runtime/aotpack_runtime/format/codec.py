@@ -143,7 +143,7 @@ def _parse_dim(value: Json) -> Dim:
             pass
         case int():
             return value
-        case [int(low), int() | None as high]:
+        case [int(low), int() | None as high] if type(low) is not bool and type(high) is not bool:
             return Range(low, high)
     raise ValueError(f"not a size or range: {value!r}")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from aotpack_runtime.format.expression import Expression, parse
 from aotpack_runtime.format.guard import DescriptorGuard, IntGuard, LeafGuard, NumberGuard, PointerGuard, ValueGuard
+from aotpack_runtime.format.tensor import ITEMSIZE_BYTES
 
 Json = Any
 
@@ -28,6 +29,9 @@ INT_RANGES = {
 
 MAX_PARAMETER_BYTES = 32764
 """Largest parameter block of a kernel (CUDA 12.1 and newer on sm_70 and newer; 4096 before)."""
+
+ELEMENT_BYTES = (1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4)
+"""CUtensorMapDataType -> bytes of one element (cuda.h)."""
 
 MAX_LEAVES = 4096
 
@@ -120,9 +124,11 @@ def parse_launch(value: Json) -> Launch:
         block=_three(value["block"]),
         shared=parse(_text(value["shared"])),
         cluster=tuple(_number(item, 16) for item in value.get("cluster", (1, 1, 1))),  # type: ignore[arg-type]
-        cooperative=bool(value.get("cooperative", False)),
-        overlap=bool(value.get("overlap", False)),
+        cooperative=_true(value.get("cooperative", False)),
+        overlap=_true(value.get("overlap", False)),
     )
+    if not launch.symbol.isascii():
+        raise ValueError(f"{launch.symbol[:80]!r} is no name of a kernel")
     if list(map(type, launch.cluster)).count(int) != 3 or 0 in launch.cluster:
         raise ValueError(f"a cluster of {list(launch.cluster)}")
     return launch
@@ -172,8 +178,9 @@ def _agrees(parameter: Parameter, guard: LeafGuard) -> bool:
             return code in ("?", "i")
         case Extent(code=code, axis=axis), DescriptorGuard(rank=rank):
             return code in INT_RANGES and axis < rank
-        case Descriptor(block=block, swizzle=swizzle, element=element), DescriptorGuard(rank=rank):
-            return len(block) == rank and all(1 <= one <= 256 for one in block) and swizzle <= 3 and element <= 12
+        case Descriptor(block=block, element=element), DescriptorGuard(rank=rank, dtype=dtype):
+            boxed = len(block) == rank and all(1 <= one <= 256 for one in block)
+            return boxed and ELEMENT_BYTES[element] == ITEMSIZE_BYTES[dtype]
     return False
 
 
@@ -214,6 +221,12 @@ def _parse_parameter(value: Json) -> Parameter:
 def _three(value: Json) -> tuple[Expression, Expression, Expression]:
     x, y, z = (parse(_text(item)) for item in value)
     return x, y, z
+
+
+def _true(value: Json) -> bool:
+    if type(value) is not bool:
+        raise TypeError(f"expected true or false, got {str(value)[:80]!r}")
+    return value
 
 
 def _number(value: Json, most: int) -> int:

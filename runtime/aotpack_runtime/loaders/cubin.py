@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -125,7 +126,7 @@ class KernelExecutable:
         scope: dict[str, Any] = {
             "_free": self._free, "_new": self._new_block, "_pack": cuda.packer(layout, self.launch.bytes),
             "_function": self._function.handle, "_narrow": self._narrow, "_lost": cuda.LOST_CONTEXT,
-            "_device": self.device, "_failed": self._failed,
+            "_Errors": (OverflowError, struct.error), "_device": self.device, "_failed": self._failed,
         }  # fmt: skip
         exec(compile(text, f"<aotpack kernel {self.variant.artifact.digest[:12]}>", "exec"), scope)  # noqa: S102
         made: Callable[..., Serve] = scope["make"]
@@ -176,7 +177,7 @@ def make(_send, _stream, _tick, gx, gy, gz, bx, by, bz, shared{fixed}):
             _block = _new()
         try:
             _pack(_block.memory, 0, {packed})
-        except OverflowError:  # a float beyond float32, which C makes infinite
+        except _Errors:  # a number beyond its float, which C makes infinite
             _pack(_block.memory, 0, *_narrow([{packed}]))
         _status = {sent}[0]
         if _status:

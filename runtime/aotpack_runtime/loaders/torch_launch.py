@@ -1,8 +1,8 @@
 """torch's own launcher of compiled kernels: parameters go from a tuple to the driver inside one call of C++.
 
 It is what Inductor launches its Triton kernels with, and private: LAUNCHER_GATE says for which torch versions its call
-was read (tried: 2.11). It is faster than packing here and launching through cuda.bindings (H200, torch 2.11: 3.9 against
-4.6 us), and holds the GIL meanwhile, as it does for Inductor.
+was read (tried: 2.11). It is faster than packing here and launching through cuda.bindings (H200, torch 2.11: 3.9 us
+against 4.6), and holds the GIL meanwhile, as it does for Inductor.
 """
 
 from __future__ import annotations
