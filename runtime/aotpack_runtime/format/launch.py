@@ -127,8 +127,7 @@ def parse_launch(value: Json) -> Launch:
         cooperative=_true(value.get("cooperative", False)),
         overlap=_true(value.get("overlap", False)),
     )
-    if not launch.symbol.isascii():
-        raise ValueError(f"{launch.symbol[:80]!r} is no name of a kernel")
+    launch.symbol.encode()  # UnicodeEncodeError, a ValueError, for what the driver could not be asked for
     if list(map(type, launch.cluster)).count(int) != 3 or 0 in launch.cluster:
         raise ValueError(f"a cluster of {list(launch.cluster)}")
     return launch
