@@ -25,7 +25,7 @@ from aotpack_runtime.store import Store
 JOBS = {
     "export": "aotpack.compilers.exported:compile",
     "aoti": "aotpack.compilers.aoti:compile",
-    "triton_source": "aotpack.compilers.triton:describe",
+    "triton_source": "aotpack.compilers.triton_source:describe",
     "triton": "aotpack.compilers.triton:compile",
     "nvrtc_source": "aotpack.compilers.nvrtc:describe",
     "nvrtc": "aotpack.compilers.nvrtc:compile",

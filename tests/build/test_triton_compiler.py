@@ -18,6 +18,8 @@ pytest.importorskip("triton")
 
 from aotpack.compilers import triton as compiler
 from aotpack.compilers.cubin import read_cubin, read_ptx
+from aotpack.compilers.triton_rules import problems, read_kernel
+from aotpack.compilers.triton_source import describe as describe_here
 from aotpack_runtime.errors import CompileError, SourceError
 from aotpack_runtime.store import Store
 
@@ -131,9 +133,9 @@ def test_a32_an_impossible_setting_is_refused_in_one_line(store: Store, change: 
 
 def test_a32_checks_need_the_text_of_the_kernel_only() -> None:
     text = "def add(x, y, o, n, BLOCK: tl.constexpr):\n    i = tl.arange(0, BLOCK)\n"
-    kernel = compiler.read_kernel(text)
-    assert compiler.problems(kernel, job("add", ADD, {"BLOCK": 64})) == []
-    assert len(compiler.problems(kernel, job("add", ADD, {"BLOCK": 3}, arch="sm_1", divisible=["q"]))) == 4
+    kernel = read_kernel(text)
+    assert problems(kernel, job("add", ADD, {"BLOCK": 64})) == []
+    assert len(problems(kernel, job("add", ADD, {"BLOCK": 3}, arch="sm_1", divisible=["q"]))) == 4
 
 
 def test_constants_may_be_named_in_the_signature_too(store: Store) -> None:
@@ -312,13 +314,13 @@ def test_two_processes_give_the_same_bytes_and_no_path_of_this_machine(tmp_path:
 )
 def test_a_source_that_is_no_kernel_is_refused(store: Store, source: str, words: str) -> None:
     with pytest.raises(SourceError, match=words):
-        compiler.describe({"kind": "triton_source", "entry": "e", "source": source, "folder": str(SUPPORT)}, store)
+        describe_here({"kind": "triton_source", "entry": "e", "source": source, "folder": str(SUPPORT)}, store)
 
 
 def describe(folder: Path, store: Store, kernel: str = "uses_others") -> Json:
     """In a fresh process: the module is another one after each edit."""
     code = (
-        "import json, sys; from pathlib import Path; from aotpack.compilers.triton import describe;"
+        "import json, sys; from pathlib import Path; from aotpack.compilers.triton_source import describe;"
         "from aotpack_runtime.store import Store;"
         "print(json.dumps(describe(json.loads(sys.argv[1]), Store(Path(sys.argv[2])))))"
     )
@@ -361,8 +363,8 @@ def test_the_digest_moves_with_what_the_code_is_made_from(
 def digest(folder: Path) -> str:
     """As `describe` gives it, without the two seconds in which a fresh process records its dependencies."""
     code = (
-        "import sys; from pathlib import Path; from aotpack.compilers import triton;"
-        "print(triton._digest(triton._load('kernel_cases:uses_others', Path(sys.argv[1]))))"
+        "import sys; from pathlib import Path; from aotpack.compilers import triton_source as source;"
+        "print(source._digest(source.load_kernel('kernel_cases:uses_others', Path(sys.argv[1]))))"
     )
     done = subprocess.run(
         [sys.executable, "-P", "-c", code, str(folder)],
