@@ -19,6 +19,7 @@ from aotpack import kernel_jobs, torch_jobs
 from aotpack.assembly import make_index
 from aotpack.compilers.toolchain import cpu_level, toolchain
 from aotpack.jobs import Reporter, Result, Runner
+from aotpack.kernel_assembly import tuning_table
 from aotpack.kernel_plan import KernelPlan
 from aotpack.manifest_model import Manifest
 from aotpack.pack import check_replaceable, index_digest, is_current, merge_weights, publish, stage, staging
@@ -139,6 +140,7 @@ class _Builder:
     def run(self, out: Path, workers: Workers) -> Result:
         self._turn_down_cuda()
         self._require_cpu()
+        self._require_tables()
         sources = self._sources(workers)
         jobs = [
             job
@@ -211,6 +213,14 @@ class _Builder:
                     level.needs, needed_for=f"target {entry.target!r}, to verify its variants here ({reason})",
                     install="(none): build on a host that has it, or name a lower level",
                 )  # fmt: skip
+
+    def _require_tables(self) -> None:
+        """A table of other candidates ends a build before anything is compiled; under `keep_going` its entry is left
+        out when the index is made."""
+        if self.tables and not self.keep_going:
+            for entry in self.plan.entries:
+                if isinstance(entry, KernelPlan):
+                    tuning_table(entry, self.folder)
 
     # ---------------------------------------------------------------------------------------- index, verification
 

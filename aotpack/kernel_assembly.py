@@ -13,7 +13,7 @@ from aotpack.manifest_kernels import KernelEntry, NvrtcEntry
 from aotpack.tuning import read_table
 from aotpack.words import Word
 from aotpack_runtime.errors import CompileError
-from aotpack_runtime.format.choice import Choice, Rule
+from aotpack_runtime.format.choice import Choice, Rule, Timed
 from aotpack_runtime.format.expression import Expression, parse
 from aotpack_runtime.format.fingerprint import fingerprint
 from aotpack_runtime.format.gpu import SHARED_EVERYWHERE, parse_arch
@@ -288,11 +288,17 @@ def _choice(plan: KernelPlan, folder: Path | None) -> Choice:
         rules.append(Rule(parse(str(rule["when"])) if "when" in rule else None, pick))  # type: ignore[arg-type]
     if record.choose == "smallest":
         return Choice()
-    if record.choose == "rules" or record.tuning is None or folder is None:
-        return Choice(tuple(rules))
+    return Choice(tuple(rules), tuning_table(plan, folder) if folder else None)
+
+
+def tuning_table(plan: KernelPlan, folder: Path) -> dict[str, tuple[Timed, ...]] | None:
+    """What was measured for this entry, looked up in `folder`; None when nothing was, or it is not tuned. CompileError
+    for a table of other candidates than the manifest has."""
+    record = plan.record
+    if record.choose != "tuned" or record.tuning is None:
+        return None
     sizes = set(record.key) - record.axis_values().keys()
-    path = folder / record.tuning
-    return Choice(tuple(rules), read_table(path, plan.entry, candidates(record), key=record.key, sizes=sizes))
+    return read_table(folder / record.tuning, plan.entry, candidates(record), key=record.key, sizes=sizes)
 
 
 def _verify(record: KernelEntry) -> dict[str, Json]:

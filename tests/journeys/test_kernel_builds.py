@@ -909,12 +909,14 @@ STALE = "add: add.json was measured for other candidates than the manifest has n
 )
 @pytest.mark.slow
 def test_a_table_of_other_configs_is_an_error_that_says_what_to_run(configs: str, project: Project) -> None:
-    """A42: never a silent default."""
+    """A42: never a silent default. It is found before a compiler runs."""
     write_table(project)
+    left = project.plan(f"entries.add.configs={configs}")
     with pytest.raises(CompileError) as caught:
         project.build(f"entries.add.configs={configs}", only="add")
     assert caught.value.message == STALE
     assert "`aotpack tune`" in caught.value.hint
+    assert project.plan(f"entries.add.configs={configs}") == left
 
 
 @pytest.mark.parametrize(
