@@ -22,7 +22,7 @@ import pytest
 from filelock import FileLock
 
 from tests.support.building import QUICK, ROOT
-from tests.support.bundles import edited, sha256, with_member, write_bundle, write_zip, zip_bytes
+from tests.support.bundles import edited, set_need, sha256, with_member, write_bundle, write_zip, zip_bytes
 
 Json = Any
 MODEL = """
@@ -495,10 +495,7 @@ def changed_needs(need: str, value: str, *kinds: str) -> Callable[[Json], None]:
         for entry in index["entries"].values():
             for kind in kinds:
                 for variant in entry[kind]:
-                    target = variant["target"]  # the number of what stands under `shared`, or the value itself
-                    target = json.loads(json.dumps(index["shared"][target] if type(target) is int else target))
-                    target["needs"][need] = value
-                    variant["target"] = target
+                    set_need(index, variant, need, value)
 
     return change
 

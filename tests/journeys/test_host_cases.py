@@ -33,7 +33,7 @@ from aotpack_runtime.archive import pack_archive
 from aotpack_runtime.format.target import cpu_flags
 from aotpack_runtime.machine import this_machine
 from tests.support.building import build_zoo, entry, zoo_module
-from tests.support.bundles import Host, edited, sha256, with_member, zip_bytes
+from tests.support.bundles import Host, edited, set_need, sha256, with_member, zip_bytes
 from tests.support.mounts import mounted
 
 Json = Any
@@ -127,7 +127,7 @@ def needing(name: str, value: str, *ids: str) -> Callable[[Json], None]:
         for record in index["entries"].values():
             for variant in record["variants"]:
                 if not ids or variant["id"] in ids:
-                    variant["target"]["needs"][name] = value
+                    set_need(index, variant, name, value)
 
     return change
 

@@ -22,8 +22,8 @@ from aotpack_runtime.store import Store
 from tests.support.building import ROOT
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
-KERNELS = {"llm_kernels": ("triton", 4 * 57), "sampler": ("nvrtc", 4 * 24)}
-"""Kind and variants: of three architectures and PTX."""
+KERNELS = {"llm_kernels": ("triton", 4 * 57, 4 * 57), "sampler": ("nvrtc", 4 * 24, 4 * 2)}
+"""Kind, variants, and jobs that compile them: of three architectures and PTX. NVRTC makes those of an entry in one."""
 
 VARIANTS = {"quickstart": 5, "minilm": 9, "silero_vad": 2, "vit": 3, "llama_prefill": 3}
 MB = 1_000_000
@@ -60,14 +60,15 @@ def test_every_example_is_planned(name: str, variants: int, tmp_path: Path) -> N
     assert [step.status for step in found if step.kind == "export"] == ["new"]
 
 
-@pytest.mark.parametrize(("name", "kind", "variants"), [(name, *rest) for name, rest in KERNELS.items()])
-def test_every_example_of_kernels_is_planned(name: str, kind: str, variants: int, tmp_path: Path) -> None:
-    """Before its source has been read an entry's jobs are not known: a line for each variant."""
+@pytest.mark.parametrize(("name", "kind", "variants", "jobs"), [(name, *rest) for name, rest in KERNELS.items()])
+def test_every_example_of_kernels_is_planned(name: str, kind: str, variants: int, jobs: int, tmp_path: Path) -> None:
+    """Before its source has been read, too: a line for each job."""
     plan = make_plan(read_manifest(MANIFESTS / f"{name}.yaml"))
+    assert sum(len(entry.variants) for entry in plan.entries) == variants
     found = steps(plan, Store(tmp_path))
     assert {step.status for step in found if step.kind == f"{kind}_source"} == {"new"}
     compiles = [step for step in found if step.kind == kind]
-    assert len(compiles) == variants
+    assert len(compiles) == jobs
     assert {step.status for step in compiles} == {f"after {entry.entry}/source" for entry in plan.entries}
     assert {step.kind for step in found} == {kind, f"{kind}_source"}
 

@@ -157,6 +157,13 @@ def edited(bundle: Path, folder: Path, change: Callable[[Json], object]) -> Path
     return folder
 
 
+def set_need(index: Json, variant: Json, name: str, value: Json) -> None:
+    """Let one variant of an index need something else; its target may be the number of a shared one."""
+    target = variant["target"]
+    target = index["shared"][target] if type(target) is int else target
+    variant["target"] = {**target, "needs": {**target["needs"], name: value}}
+
+
 def with_member(bundle: Path, folder: Path, member: str, data: bytes) -> Path:
     """A copy of `bundle` whose `member` has other bytes, and whose index agrees: what a hostile builder can write."""
     old = sha256((bundle / member).read_bytes())
