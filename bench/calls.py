@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import shutil
 import statistics
 import tempfile
@@ -25,6 +24,7 @@ import torch
 from call_models import layers, one_tensor
 
 import aotpack_runtime as apr
+from aotpack.bench.report import machine
 from aotpack_runtime.format import index, layout
 from aotpack_runtime.format.guard import Guards, TensorGuard
 
@@ -47,11 +47,8 @@ def main() -> None:
             "call": floor(options.bundle),
             "variants": counts(options.bundle, Path(folder)),
             "threads": threads(options.bundle),
-            "machine": {
-                "cpu": platform.processor() or platform.machine(), "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
-        }  # fmt: skip
+            "machine": machine(),
+        }
     print(json.dumps(report, indent=1))
     if options.out:
         options.out.write_text(json.dumps(report, indent=1) + "\n")

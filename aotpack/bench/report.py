@@ -49,7 +49,7 @@ def make_report(
         "ok": not runs.wrong and "bundle" not in runs.unmeasured,
         "command": sys.argv,
         "date": time.strftime("%Y-%m-%d"),
-        "machine": _machine(),
+        "machine": machine(),
         "torch": version,
         "bundle": {**bundle, "bytes": size_bytes},
         "entry": entry,
@@ -151,7 +151,8 @@ def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.1f} ms"
 
 
-def _machine() -> Json:
+def machine() -> Json:
+    """What a figure was seen on: interpreter, CPUs and packages."""
     versions = {}
     for name in _PACKAGES:
         try:
