@@ -120,7 +120,7 @@ def check_requires(requires: Mapping[str, str]) -> None:
 
 def _nvrtc_version() -> str:
     """What the library says of itself: its package's metadata may be another's."""
-    from aotpack.compilers.nvrtc import load_nvrtc
+    from aotpack.compilers.nvrtc_library import load_nvrtc
 
     return load_nvrtc().name
 

@@ -27,7 +27,7 @@ JOBS = {
     "aoti": "aotpack.compilers.aoti:compile",
     "triton_source": "aotpack.compilers.triton_source:describe",
     "triton": "aotpack.compilers.triton:compile",
-    "nvrtc_source": "aotpack.compilers.nvrtc:describe",
+    "nvrtc_source": "aotpack.compilers.nvrtc_source:describe",
     "nvrtc": "aotpack.compilers.nvrtc:compile",
     "verify": "aotpack.verify:compile",
 }

@@ -98,7 +98,7 @@ def dependencies(recorder: Recorder, folder: Path) -> dict[str, Json]:
         elif _ours(real) or any(real.is_relative_to(root) for root in standard) or real.suffix == ".pyc":
             continue
         else:
-            files[_named(real, folder)] = stamp(real)
+            files[named(real, folder)] = stamp(real)
     return {"files": files, "distributions": _distributions(tops)}
 
 
@@ -161,8 +161,9 @@ def _standard() -> list[Path]:
     return [Path(sysconfig.get_path("stdlib")).resolve(), prefix / "lib", prefix / "share"]
 
 
-def _named(path: Path, folder: Path) -> str:
-    folder = folder.resolve()
+def named(path: Path, folder: Path) -> str:
+    """Relative to `folder` where it is in there, so that a project may be moved; else its real path."""
+    path, folder = path.resolve(), folder.resolve()
     return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
 
 

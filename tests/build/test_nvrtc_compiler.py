@@ -18,6 +18,8 @@ pytest.importorskip("cuda.bindings")
 
 from aotpack.compilers import nvrtc as compiler
 from aotpack.compilers.cubin import read_cubin, read_ptx
+from aotpack.compilers.nvrtc_library import load_nvrtc
+from aotpack.compilers.nvrtc_source import describe
 from aotpack_runtime.errors import CompileError, MissingDependency, SourceError
 from aotpack_runtime.store import Store
 
@@ -26,7 +28,7 @@ SUPPORT = Path(__file__).resolve().parents[1] / "support"
 EXPRESSIONS = ["reversed<float, 128>", "reversed<__half, 64>", "reversed<__nv_bfloat16, 64>", "spilling"]
 
 try:
-    compiler.load_nvrtc()
+    load_nvrtc()
 except MissingDependency as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
@@ -207,7 +209,7 @@ def test_a34_a_header_in_memory_is_used_and_is_part_of_the_digest(
     digests = set()
     for number in (1, 2):
         request = written(text, headers={"a.h": f"#define A {number}\n"})
-        digests |= {compiler.compile(request, store)["file"]["sha256"], compiler.describe(request, store)["digest"]}
+        digests |= {compiler.compile(request, store)["file"]["sha256"], describe(request, store)["digest"]}
     assert len(digests) == 4
 
 
@@ -317,7 +319,7 @@ def test_an_unknown_option_is_named(store: Store, written: Callable[..., dict[st
 
 
 def test_a_description_has_the_text_and_the_files_of_the_folder(store: Store) -> None:
-    found = compiler.describe(job(), store)
+    found = describe(job(), store)
     assert found["text"] == (SUPPORT / "instantiated.cu").read_text()
     assert list(found["depends"]["files"]) == ["include/traits.h", "instantiated.cu"]
     assert found["depends"]["distributions"]
@@ -335,10 +337,10 @@ def test_a_description_has_the_text_and_the_files_of_the_folder(store: Store) ->
 def test_the_digest_moves_with_every_file(tmp_path: Path, store: Store, edit: Callable[[Path], None]) -> None:
     folder = tmp_path / "source"
     shutil.copytree(SUPPORT, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    before = compiler.describe(job(folder), store)["digest"]
-    assert compiler.describe(job(SUPPORT), store)["digest"] == before
+    before = describe(job(folder), store)["digest"]
+    assert describe(job(SUPPORT), store)["digest"] == before
     edit(folder)
-    assert compiler.describe(job(folder), store)["digest"] != before
+    assert describe(job(folder), store)["digest"] != before
 
 
 @pytest.mark.parametrize(
@@ -351,7 +353,7 @@ def test_the_digest_moves_with_every_file(tmp_path: Path, store: Store, edit: Ca
 def test_what_is_missing_is_named_with_where_it_was_looked_for(
     store: Store, change: dict[str, Json], words: str
 ) -> None:
-    for run in (compiler.describe, compiler.compile):
+    for run in (describe, compiler.compile):
         with pytest.raises(SourceError) as caught:
             run(job(**change), store)
         assert words.format(folder=SUPPORT) in str(caught.value)
