@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from aotpack_runtime.arrays import Argument, read_argument
 from aotpack_runtime.assemble import Serve
@@ -24,6 +24,7 @@ from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.target import Machine
 from aotpack_runtime.format.tensor import Call, TensorMeta
 from aotpack_runtime.format.tree import LEAF
+from aotpack_runtime.kernel_arguments import Quick, compile_foreign, compile_kernel
 from aotpack_runtime.loaders import DRIVER, LOADERS, loader
 from aotpack_runtime.streams import check_stream, said_stream
 
@@ -303,138 +304,3 @@ def _torch_stream(arguments: Sequence[Argument]) -> Callable[[int], int]:
         return lambda ordinal: said_stream() or 0
     found: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
     return found
-
-
-class Quick(NamedTuple):
-    """A call of foreign arrays: its key, what is packed, and the stream that an array names."""
-
-    key: tuple[object, ...]
-    packed: tuple[object, ...]
-    stream: int | None
-
-
-def compile_kernel(
-    record: index.Entry,
-    described: Sequence[bool],
-    aligned: Sequence[tuple[bool, ...]],
-    *,
-    memo: dict[Any, Any],
-    slow: Callable[[Any, tuple[object, ...]], object],
-) -> Callable[..., object]:
-    """A function with the entry's signature that answers judged calls of torch's tensors from `memo`.
-
-    A key holds all that guards and launches look at: of a tensor its dtype and device, and where a variant asks its
-    alignment, or (of what is passed by descriptor) its address, shape and strides; of an int its value; of floats and
-    bools their type. Its text holds parameter names that `format.index` checked, and nothing else from the bundle.
-    """
-    assert record.kernel is not None
-    names, kinds = record.parameter_names, record.kernel.types
-    may_be_complex = [
-        any(getattr(variant.guards.leaves[place], "dtype", "") in ("any", "complex64", "complex128")
-            for variant in record.variants)
-        for place in range(len(names))
-    ]  # fmt: skip
-    first = [f"        __a{n} = {name}.data_ptr()" for n, (name, kind) in enumerate(zip(names, kinds, strict=True))
-             if kind == "Tensor"]  # fmt: skip
-    key: list[str] = []
-    for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
-        if kind == "Tensor":
-            key.append(f"{name}.dtype, {name}.get_device(), {name}.is_neg()")
-            key += [f"{name}.is_conj()"] if may_be_complex[place] else []
-            key += [f"__a{place}, {name}.shape, {name}.stride()"] if described[place] else []
-        else:
-            key.append(_number_key(name, kind))
-    key += _alignment_keys(described, aligned)
-    # Address 0 is of an empty tensor, or of a class that has no memory of its own: that is judged each time.
-    addresses = [f"__a{place}" for place, kind in enumerate(kinds) if kind == "Tensor"]
-    known = f" if {' and '.join(addresses)} else None" if addresses else ""
-    passed = [_passed(place, names[place], kind) for place, kind in enumerate(kinds)]
-    arguments = ", ".join(names) + ("," if len(names) == 1 else "")
-    text = "\n".join(
-        [
-            f"def launch({_signature(record)}):",
-            "    try:",
-            *first,
-            f"        __key = ({', '.join(key)},)" if key else "        __key = ()",
-            f"        __serve = __memo[__key]{known}",
-            "    except __KeyError:",
-            "        __serve = None",
-            "    except __Error:  # no tensor of torch",
-            "        __key = __serve = None",
-            "    if __serve is None:",
-            f"        return __slow(__key, ({arguments}))",
-            f"    return __serve({', '.join(passed)})",
-        ]
-    )
-    scope: dict[str, Any] = {"__memo": memo, "__slow": slow, "__KeyError": KeyError, "__Error": Exception}
-    exec(compile(text, "<aotpack kernel entry>", "exec"), scope)  # noqa: S102 - see the docstring
-    function: Callable[..., object] = scope["launch"]
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    return function
-
-
-def compile_foreign(
-    record: index.Entry, aligned: Sequence[tuple[bool, ...]]
-) -> Callable[..., tuple[tuple[object, ...], tuple[object, ...], int | None]]:
-    """A function that reads the arguments of a call of arrays with the CUDA array interface: its key, what is packed,
-    and the stream that an array names. It raises for whatever else there is among them, which is then read one by one.
-
-    The same of a key holds as in `compile_kernel`; all arrays are on the one GPU there is.
-    """
-    assert record.kernel is not None
-    names, kinds = record.parameter_names, record.kernel.types
-    lines, key, streams = [], ["'array interface'"], []
-    for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
-        if kind != "Tensor":
-            key.append(_number_key(name, kind))
-            continue
-        lines += [
-            f"    __i{place} = {name}.__cuda_array_interface__",
-            f"    __a{place} = __i{place}['data'][0]",
-            f"    if not __a{place}: raise ValueError",
-        ]
-        key.append(
-            f"{name}.__class__, __i{place}['typestr'], __i{place}.get('mask') is None, __i{place}['data'][1], "
-            f"__a{place}.__class__, __a{place} >> 64, __i{place}.get('strides')"
-        )
-        streams.append(f"__i{place}.get('stream')")
-    key += _alignment_keys([False] * len(names), aligned)
-    passed = "".join(f"{_passed(place, names[place], kind)}, " for place, kind in enumerate(kinds))
-    text = "\n".join(
-        [
-            f"def read({', '.join(names)}):",
-            *lines,
-            f"    return ({', '.join(key)},), ({passed}), {' or '.join(streams) or 'None'}",
-        ]
-    )
-    scope: dict[str, Any] = {}
-    exec(compile(text, "<aotpack kernel entry>", "exec"), scope)  # noqa: S102 - as in compile_kernel
-    function: Callable[..., tuple[tuple[object, ...], tuple[object, ...], int | None]] = scope["read"]
-    return function
-
-
-def _passed(place: int, name: str, kind: str) -> str:
-    """What is packed for an argument. A NumPy bool is no int to `struct`."""
-    return f"__a{place}" if kind == "Tensor" else f"bool({name})" if kind == "bool" else name
-
-
-def _number_key(name: str, kind: str) -> str:
-    return f"{name}, {name}.__class__" if kind == "int" else f"{name}.__class__"
-
-
-def _alignment_keys(described: Sequence[bool], aligned: Sequence[tuple[bool, ...]]) -> list[str]:
-    """One test for all pointers that the same variants want aligned: the bits that any of their addresses has."""
-    groups: dict[tuple[bool, ...], list[str]] = {}
-    for place, wanted in enumerate(aligned):
-        if any(wanted) and not described[place]:
-            groups.setdefault(wanted, []).append(f"__a{place}")
-    return [f"({' | '.join(addresses)}) & 15" for addresses in groups.values()]
-
-
-def _signature(record: index.Entry) -> str:
-    parts: list[str] = []
-    for parameter in record.parameters:
-        if parameter.kind == "keyword_only" and "*" not in parts:
-            parts.append("*")
-        parts.append(parameter.name)
-    return ", ".join(parts)
