@@ -29,7 +29,8 @@ from aotpack.workers import Workers
 from aotpack_runtime.errors import CompileError, MissingDependency, MissingDevice, UsageError
 from aotpack_runtime.format.codec import dump_guards, dump_outputs
 from aotpack_runtime.format.fingerprint import fingerprint
-from aotpack_runtime.format.index import Entry, Index, Variant, dump, parse
+from aotpack_runtime.format.index import Entry, Index, Variant
+from aotpack_runtime.format.index_json import dump, parse
 from aotpack_runtime.format.launch import dump_launch
 from aotpack_runtime.format.target import Target
 from aotpack_runtime.machine import cache_dir, this_machine

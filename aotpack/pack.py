@@ -21,7 +21,8 @@ from aotpack_runtime.archive import pack_archive
 from aotpack_runtime.errors import AotpackError, OutputError
 from aotpack_runtime.format import layout
 from aotpack_runtime.format.fingerprint import digest
-from aotpack_runtime.format.index import Index, dump
+from aotpack_runtime.format.index import Index
+from aotpack_runtime.format.index_json import dump
 from aotpack_runtime.store import Store
 
 Json = Any

@@ -10,16 +10,8 @@ from aotpack.plan import EntryPlan, VariantPlan
 from aotpack_runtime.errors import CompileError
 from aotpack_runtime.format.codec import parse_guards, parse_outputs
 from aotpack_runtime.format.fingerprint import fingerprint
-from aotpack_runtime.format.index import (
-    ArtifactRef,
-    Entry,
-    File,
-    Source,
-    Variant,
-    WeightRef,
-    WeightSet,
-    parse_parameter,
-)
+from aotpack_runtime.format.index import ArtifactRef, Entry, File, Source, Variant, WeightRef, WeightSet
+from aotpack_runtime.format.index_json import parse_parameter
 from aotpack_runtime.format.output import Result
 from aotpack_runtime.format.target import Target, version
 

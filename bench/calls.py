@@ -25,7 +25,7 @@ from call_models import layers, one_tensor
 
 import aotpack_runtime as apr
 from aotpack.bench.report import machine
-from aotpack_runtime.format import index, layout
+from aotpack_runtime.format import index_json, layout
 from aotpack_runtime.format.guard import Guards, TensorGuard
 
 ROUNDS, CALLS = 15, 20_000
@@ -87,7 +87,7 @@ def floor(bundle: Path) -> dict[str, Any]:
 
 
 def library(bundle: Path, point: str) -> Path:
-    found = index.parse((bundle / layout.INDEX).read_bytes())
+    found = index_json.parse((bundle / layout.INDEX).read_bytes())
     variant = next(one for one in found.variants() if one.id.startswith("one/") and one.point == point)
     return bundle / layout.artifact("aoti", variant.artifact.digest, "model.so")
 
@@ -120,7 +120,7 @@ def counts(bundle: Path, folder: Path) -> dict[str, Any]:
 def with_variants(bundle: Path, out: Path, count: int) -> Path:
     """A copy of the bundle in which `one` has a variant for each size from 1 to `count`."""
     shutil.copytree(bundle, out)
-    found = index.parse((out / layout.INDEX).read_bytes())
+    found = index_json.parse((out / layout.INDEX).read_bytes())
     entry = found.entries["one"]
     general = next(variant for variant in entry.variants if variant.point == "any")
     guard = general.guards.leaves[0]
@@ -133,7 +133,7 @@ def with_variants(bundle: Path, out: Path, count: int) -> Path:
         for size in range(1, count + 1)
     )  # fmt: skip
     entries = {**found.entries, "one": replace(entry, variants=variants)}
-    (out / layout.INDEX).write_bytes(index.dump(replace(found, entries=entries)))
+    (out / layout.INDEX).write_bytes(index_json.dump(replace(found, entries=entries)))
     return out
 
 

@@ -74,7 +74,7 @@ from aotpack.compilers.sizes import (
 from aotpack_runtime.errors import CompileError, SourceError
 from aotpack_runtime.format.expression import variable
 from aotpack_runtime.format.guard import Guards, Range, TensorGuard
-from aotpack_runtime.format.index import dump_parameter
+from aotpack_runtime.format.index_json import dump_parameter
 from aotpack_runtime.format.tree import Tree, paths
 from aotpack_runtime.loaders.inputs import make_leaves
 from aotpack_runtime.store import Store

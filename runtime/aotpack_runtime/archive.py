@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from aotpack_runtime.errors import BundleError, MalformedBundle
 from aotpack_runtime.format import layout
-from aotpack_runtime.format.index import parse
+from aotpack_runtime.format.index_json import parse
 from aotpack_runtime.machine import cache_dir, private_dir
 
 log = logging.getLogger("aotpack.bundle")

@@ -16,7 +16,8 @@ from typing import Literal
 from aotpack_runtime.errors import BundleError, DigestMismatch, MalformedBundle
 from aotpack_runtime.format import layout
 from aotpack_runtime.format.fingerprint import digest
-from aotpack_runtime.format.index import File, Index, Variant, parse
+from aotpack_runtime.format.index import File, Index, Variant
+from aotpack_runtime.format.index_json import parse
 from aotpack_runtime.weights import WeightsFile, map_weights
 
 Check = Literal["full", "index", "off"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aotpack_runtime.errors import MalformedBundle
-from aotpack_runtime.format.index import no_duplicates
+from aotpack_runtime.format.codec import no_duplicates
 from aotpack_runtime.format.tensor import ITEMSIZE_BYTES
 
 DTYPES = {

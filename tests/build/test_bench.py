@@ -18,7 +18,7 @@ from aotpack.bench.gate import parse_gate
 from aotpack.bench.harness import Harness, Runs
 from aotpack.bench.modes import MODES, unmeasurable
 from aotpack_runtime.errors import UnknownEntry, UsageError
-from aotpack_runtime.format import index
+from aotpack_runtime.format import index, index_json
 from tests.support.building import build_zoo, entry
 
 MODEL = """
@@ -169,7 +169,7 @@ def bundle() -> Path:
 
 
 def test_the_calls_are_the_hot_shapes_and_one_that_no_variant_takes(bundle: Path) -> None:
-    for record in index.parse((bundle / "index.json").read_bytes()).entries.values():
+    for record in index_json.parse((bundle / "index.json").read_bytes()).entries.values():
         cases = make_cases(record)
         hot = [case for case in cases if case.kind == "hot"]
         assert [case.example for case in hot] == [((2, 8),), ((4, 8),)]

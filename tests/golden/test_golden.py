@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aotpack_runtime.format.index import FORMAT_VERSION, READS, dump, parse
+from aotpack_runtime.format.index_json import FORMAT_VERSION, READS, dump, parse
 
 HERE = Path(__file__).resolve().parent
 INDEXES = sorted(HERE.glob("format-*/*.json"))

@@ -31,7 +31,7 @@ from aotpack_runtime import (
 )
 from aotpack_runtime.archive import pack_archive
 from aotpack_runtime.bundle import open_bundle
-from aotpack_runtime.format import index as index_format
+from aotpack_runtime.format import index_json
 from tests.support.bundles import (
     LIBRARY,
     Host,
@@ -542,7 +542,7 @@ def test_every_field_of_an_index_may_be_garbage(tmp_path: Path) -> None:
             index = index_record()
             _put(index, path, value)
             try:
-                index_format.parse(json.dumps(index).encode())
+                index_json.parse(json.dumps(index).encode())
             except BundleError as error:
                 refused.append(str(error))
     assert len(refused) > 300

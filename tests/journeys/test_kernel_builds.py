@@ -38,6 +38,7 @@ from aotpack_runtime.bundle import Bundle, open_bundle
 from aotpack_runtime.dispatch import Hit, KernelDispatcher, Miss
 from aotpack_runtime.errors import AotpackError, CompileError, ManifestError, TargetMismatch
 from aotpack_runtime.format import index as format_index
+from aotpack_runtime.format import index_json
 from aotpack_runtime.format.gpu import SHARED_EVERYWHERE
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.launch import CODE_BYTES, DESCRIPTOR_BYTES, Descriptor
@@ -100,9 +101,9 @@ def test_every_variant_of_the_plan_is_in_the_bundle(example: tuple[str, Path]) -
 @pytest.mark.slow
 def test_the_index_is_read_back_as_it_was_written(example: tuple[str, Path]) -> None:
     data = (example[1] / "index.json").read_bytes()
-    read = format_index.parse(data)
-    assert format_index.dump(read) == data
-    assert format_index.parse(format_index.dump(read)) == read
+    read = index_json.parse(data)
+    assert index_json.dump(read) == data
+    assert index_json.parse(index_json.dump(read)) == read
 
 
 @pytest.mark.slow
@@ -1067,12 +1068,12 @@ print(json.dumps({
 
 
 def test_a19_a_bundle_for_both_serves_its_cpu_half_without_a_gpu(project: Project, tmp_path: Path) -> None:
-    by_hand = format_index.parse(json.dumps(index_record()).encode())
+    by_hand = index_json.parse(json.dumps(index_record()).encode())
     kernels = opened(project.bundle).index.entries
     both = replace(by_hand, entries={**by_hand.entries, "scale": kernels["scale"]})
     place = tmp_path / "both"
     shutil.copytree(project.bundle, place)
-    for name, data in {**members(), "index.json": format_index.dump(both)}.items():
+    for name, data in {**members(), "index.json": index_json.dump(both)}.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(data)
     done = subprocess.run(

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from aotpack_runtime.dispatch import Dispatcher, Hit
 from aotpack_runtime.errors import MalformedBundle
-from aotpack_runtime.format import index
+from aotpack_runtime.format import index_json
 from aotpack_runtime.format.codec import (
     dump_guards,
     dump_outputs,
@@ -435,8 +435,8 @@ files = st.builds(File, digests, st.integers(0, 2**40))
 def some_parameters(draw: st.DrawFn) -> tuple[Parameter, ...]:
     names = draw(st.lists(identifiers.filter(lambda name: not is_keyword(name)), max_size=3, unique=True))
     kinds = sorted(
-        draw(st.lists(st.sampled_from(index.PARAMETER_KINDS), min_size=len(names), max_size=len(names))),
-        key=index.PARAMETER_KINDS.index,
+        draw(st.lists(st.sampled_from(index_json.PARAMETER_KINDS), min_size=len(names), max_size=len(names))),
+        key=index_json.PARAMETER_KINDS.index,
     )
     found: list[Parameter] = []
     for name, wanted in zip(names, kinds, strict=True):
@@ -448,7 +448,7 @@ def some_parameters(draw: st.DrawFn) -> tuple[Parameter, ...]:
             tree = draw(some_trees(classes=False))
             default = Default(tree, tuple(draw(scalars) for _ in paths(tree, name)))
         found.append(Parameter(name, kind, default))
-    return tuple(sorted(found, key=lambda each: index.PARAMETER_KINDS.index(each.kind)))
+    return tuple(sorted(found, key=lambda each: index_json.PARAMETER_KINDS.index(each.kind)))
 
 
 def is_keyword(name: str) -> bool:
@@ -508,9 +508,9 @@ def some_index(draw: st.DrawFn) -> Index:
 @given(some_index())
 @settings(max_examples=60)
 def test_an_index_is_read_back_as_written(made: Index) -> None:
-    written = index.dump(made)
-    found = index.parse(written)
-    assert index.dump(found) == written
+    written = index_json.dump(made)
+    found = index_json.parse(written)
+    assert index_json.dump(found) == written
     assert found.members() == made.members()
     theirs = {variant.id: variant for variant in found.variants()}
     assert len(theirs) == len(made.variants())
@@ -522,16 +522,16 @@ def test_an_index_is_read_back_as_written(made: Index) -> None:
 @given(some_index(), st.data())
 @settings(max_examples=60)
 def test_an_index_with_one_value_changed_is_read_or_malformed(made: Index, data: st.DataObject) -> None:
-    root = json.loads(index.dump(made))
+    root = json.loads(index_json.dump(made))
     holder, key = data.draw(st.sampled_from(list(places_in(root))))
     holder[key] = data.draw(
         st.sampled_from([None, True, -1, 2**70, 1.5, "", "x", "x.shape[9]", [], [1], [[]], {}, {"a": 1}])
     )
     try:
-        found = index.parse(json.dumps(root).encode())
+        found = index_json.parse(json.dumps(root).encode())
     except MalformedBundle:
         return
-    assert index.parse(index.dump(found)).members() == found.members()
+    assert index_json.parse(index_json.dump(found)).members() == found.members()
 
 
 def places_in(value: Json) -> list[tuple[Any, Any]]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from aotpack_runtime.dispatch import Hit, KernelDispatcher
 from aotpack_runtime.errors import MalformedBundle
-from aotpack_runtime.format import index
+from aotpack_runtime.format import index_json
 from aotpack_runtime.format.choice import Choice, Rule, Timed, dump_choice, parse_choice
 from aotpack_runtime.format.codec import dump_guards, parse_guards
 from aotpack_runtime.format.expression import parse
@@ -329,9 +329,9 @@ def test_a_choice_is_read_back_as_written(choice: Choice) -> None:
 @settings(max_examples=15)
 def test_an_index_of_kernels_is_read_back_as_written(entries: tuple[Entry, ...]) -> None:
     made = bare_index(entries)
-    written = index.dump(made)
-    found = index.parse(written)
-    assert index.dump(found) == written
+    written = index_json.dump(made)
+    found = index_json.parse(written)
+    assert index_json.dump(found) == written
     assert found.members() == made.members()
     assert dict(found.entries) == dict(made.entries)
 
@@ -358,7 +358,7 @@ def test_a_launch_with_one_value_changed_is_read_or_a_value_error(launch: Launch
     record[key] = data.draw(values)
     try:
         found = parse_launch(record)
-    except (ValueError, TypeError, KeyError, AttributeError):  # what index.parse gives a place to
+    except (ValueError, TypeError, KeyError, AttributeError):  # what index_json.parse gives a place to
         return
     assert parse_launch(through_json(dump_launch(found))) == found
 
@@ -380,7 +380,7 @@ def places(value: Json) -> list[tuple[Any, Any]]:
 def test_an_index_of_kernels_with_values_changed_is_read_or_malformed(
     entries: tuple[Entry, ...], data: st.DataObject
 ) -> None:
-    root = json.loads(index.dump(bare_index(entries)))
+    root = json.loads(index_json.dump(bare_index(entries)))
     for _ in range(data.draw(st.integers(1, 3))):
         holder, key = data.draw(st.sampled_from([*places(root["entries"]), (root, "shared")]))
         if data.draw(st.booleans()) or key == "shared":
@@ -390,16 +390,16 @@ def test_an_index_of_kernels_with_values_changed_is_read_or_malformed(
         else:
             del holder[key]
     try:
-        found = index.parse(json.dumps(root).encode())
+        found = index_json.parse(json.dumps(root).encode())
     except MalformedBundle as error:
         assert "\n" not in str(error)  # noqa: PT017 - or it is read
         return
-    assert index.parse(index.dump(found)).members() == found.members()
+    assert index_json.parse(index_json.dump(found)).members() == found.members()
 
 
 def test_a_launch_that_no_reader_takes_has_its_place_in_the_index() -> None:
     with pytest.raises(MalformedBundle):
-        index.parse(b'{"format": 2, "entries": {"k": {"variants": [{"launch": 5}]}}}')
+        index_json.parse(b'{"format": 2, "entries": {"k": {"variants": [{"launch": 5}]}}}')
 
 
 # --------------------------------------------------------------------------------------------------------------- choice

@@ -1,6 +1,7 @@
 """JSON forms of guards, outputs and scalars: each record's writer and reader side by side.
 
-Readers raise KeyError, TypeError or ValueError on anything that is not what a writer makes; `index.parse` adds where.
+Readers raise KeyError, TypeError or ValueError on anything that is not what a writer makes; `index_json.parse` adds
+where.
 """
 
 from __future__ import annotations
@@ -201,3 +202,12 @@ def _text(value: Json) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected text, got {str(value)[:80]!r}")
     return value
+
+
+def no_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    """For json.loads: ValueError for a key that is given twice, of which readers could take either."""
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} is given twice")
+    return record

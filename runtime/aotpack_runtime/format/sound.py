@@ -10,7 +10,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aotpack_runtime.format import layout
 from aotpack_runtime.format.expression import Expression, variable
@@ -23,12 +23,10 @@ from aotpack_runtime.format.guard import (
     TensorGuard,
     ValueGuard,
 )
+from aotpack_runtime.format.index import Entry, File, Index, Parameter, Variant, WeightSet
 from aotpack_runtime.format.launch import check_launch
 from aotpack_runtime.format.output import Argument, OutputLeaf, Result, Size, View
 from aotpack_runtime.format.tree import LEAF, Tree, children, paths
-
-if TYPE_CHECKING:
-    from aotpack_runtime.format.index import Entry, File, Index, Parameter, Variant, WeightSet
 
 _OPERATOR = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
 _KINDS = {kind.name.lower(): kind for kind in inspect._ParameterKind}
