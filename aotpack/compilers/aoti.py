@@ -8,14 +8,10 @@ right shapes here, and every Inductor pass that would look at them is off, so `u
 from __future__ import annotations
 
 import os
-import shutil
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.export import ExportedProgram
@@ -23,7 +19,7 @@ from torch.export import ExportedProgram
 from aotpack.compilers.compare import difference
 from aotpack.compilers.failures import export_error, quiet_export
 from aotpack.compilers.flat import PREFIX, Shape
-from aotpack.compilers.kernels import raising_kernels
+from aotpack.compilers.inductor import build_folder, package
 from aotpack.compilers.modules import import_modules
 from aotpack.compilers.shapes import IntLeaf, LeafSpec, TensorLeaf, ValueLeaf, guards_of
 from aotpack.compilers.sizes import Dims, example_of, example_tensors, inside, trace_inputs, traced
@@ -41,18 +37,6 @@ from aotpack_runtime.store import Store
 Json = Any
 Example = tuple[tuple[int, ...] | int | None, ...]
 
-OPTIONS: Mapping[str, Json] = {
-    "aot_inductor.package_constants_in_so": False,
-    "aot_inductor.enable_line_tables": False,
-    "aot_inductor.model_name_for_generated_files": "model",
-    "always_keep_tensor_constants": True,
-    "joint_graph_constant_folding": False,
-    "freezing": False,
-    "cpp.dynamic_threads": True,
-}
-"""What the promise rests on, not for the manifest to change: weights outside and never read (without the second pair,
-0-d and short tensors are inlined into the code), no host paths, threads counted where the code runs."""
-
 
 def compile(job: Mapping[str, Json], store: Store) -> Json:
     """Compile `job` and put the files in `store`; the record has files, guards, examples, constants and needs.
@@ -66,8 +50,8 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     guards = parse_guards(program["guards"])
     module, exported = _specialise(job, store, leaves, dims, guards)
     narrowed = _narrowed(exported, leaves, guards, dims, variant)
-    with _build_folder(store, job["key"]) as folder:
-        library, others = _package(exported, job, folder)
+    with build_folder(store, job["key"]) as folder:
+        library, others = package(exported, variant, job["inductor"], job["cpu"], folder)
         facts = needs_of_library(library)
         if "libstdc++.so.6" not in facts["needed"].split():
             raise CompileError(
@@ -331,98 +315,6 @@ def _from_size(guards: Guards, leaves: Sequence[LeafSpec], name: str, low: int) 
         for guard, leaf in zip(guards.leaves, leaves, strict=True)
     ]
     return replace(guards, leaves=tuple(found))
-
-
-# -------------------------------------------------------------------------------------------------- the library
-
-
-def _package(exported: ExportedProgram, job: Mapping[str, Json], folder: Path) -> tuple[Path, list[Path]]:
-    """Run AOTInductor; the library, and files that the runner looks for beside it (operators without a C shim)."""
-    options = {**job["inductor"], **OPTIONS}
-    clash = sorted(job["inductor"].keys() & OPTIONS.keys())
-    if clash:
-        raise CompileError(job["variant"], f"the option inductor.{clash[0]} is not for the manifest to set")
-    with ExitStack() as stack:
-        for patch in _cpu_patches(job["cpu"], folder):
-            stack.enter_context(patch)
-        stack.enter_context(raising_kernels())
-        stack.enter_context(mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor")))
-        options |= {"cpp.march": job["cpu"]["march"], "cpp.simdlen": job["cpu"]["simd_bits"] or 1}
-        try:
-            package = torch._inductor.aoti_compile_and_package(
-                exported, package_path=str(folder / "model.pt2"), inductor_configs=options
-            )
-        except Exception as error:
-            raise CompileError(job["variant"], f"AOTInductor: {type(error).__name__}: {_meaningful(error)}") from error
-    with zipfile.ZipFile(package) as archive:
-        members = [name for name in archive.namelist() if "/data/aotinductor/" in name]
-        for name in members:
-            (folder / Path(name).name).write_bytes(archive.read(name))
-    libraries = [Path(name).name for name in members if name.endswith(".so")]
-    if len(libraries) != 1:
-        raise CompileError(job["variant"], f"AOTInductor made {len(libraries)} libraries, expected one")
-    stem = libraries[0].removesuffix(".so")
-    beside = [folder / f"{stem}.json"] if (folder / f"{stem}.json").exists() else []
-    return folder / libraries[0], beside
-
-
-def _cpu_patches(cpu: Mapping[str, Json], folder: Path) -> Iterator[Any]:
-    """Code for the named level, whatever the build machine has: torch would look at the machine and try compilers out.
-
-    Also leaves out the checks that a variable of the server would turn on, and maps the folders of all builds and of
-    torch out of the library, the paths that are left in it (torch 2.13). Not the job's own folder: the flags are part
-    of the key under which torch keeps precompiled headers, which jobs share.
-    """
-    from torch._inductor import cpp_builder, cpu_vec_isa
-    from torch._inductor.codegen import cpp_wrapper_cpu
-
-    base = {256: cpu_vec_isa.VecAVX2, 512: cpu_vec_isa.VecAVX512}.get(cpu["simd_bits"])
-    isas = []
-    if base is not None:
-        # `__bool__` compiles and runs a probe on this machine; the target is another one.
-        body = {"__bool__": lambda self: True, "__hash__": cpu_vec_isa.VecISA.__hash__}
-        isas = [type(base.__name__, (base,), body)()]
-    yield mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", return_value=isas)
-    original = cpp_builder._get_optimization_cflags
-
-    def flags(*args: Any, **kwargs: Any) -> Any:
-        cflags, ldflags = original(*args, **kwargs)
-        headers = Path(torch.__file__).parent
-        return [*cflags, f"ffile-prefix-map={folder.parent}=/aotpack", f"ffile-prefix-map={headers}=/torch"], ldflags
-
-    yield mock.patch.object(cpp_builder, "_get_optimization_cflags", flags)
-
-    def no_checks(wrapper: Any) -> None:
-        wrapper.prefix.splice_aot(_NO_CHECKS)
-
-    yield mock.patch.object(cpp_wrapper_cpu.CppWrapperCpu, "generate_input_output_runtime_checks", no_checks)
-
-
-_NO_CHECKS = """
-static bool _check_aoti_runtime_check_inputs_env() { return false; }
-static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}
-"""
-"""In place of torch's own checks, which the server's AOTI_RUNTIME_CHECK_INPUTS would turn on: they turn down sizes 0
-and 1 and the strides of dims of 1, which guards let through."""
-
-
-@contextmanager
-def _build_folder(store: Store, key: str) -> Iterator[Path]:
-    """A folder of this job's own, gone afterwards."""
-    folder = store.root / "build" / key[:32]
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, mode=0o700)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _meaningful(error: Exception) -> str:
-    """The line of a toolchain's output that says what is wrong."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    wanted = [line for line in lines if "error:" in line or line.startswith("LoweringException")]
-    return (wanted or lines or ["no message"])[0][:400]
 
 
 # ----------------------------------------------------------------------------------------------- sizes to verify

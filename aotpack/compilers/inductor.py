@@ -1,0 +1,139 @@
+"""AOTInductor: an exported program -> a shared library, with nothing in it of the machine that builds.
+
+torch would look at the build machine's CPU and try compilers out; here the target says what the code is for. What
+differs between torch 2.11 and 2.13 is met here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.export import ExportedProgram
+
+from aotpack.compilers.kernels import raising_kernels
+from aotpack_runtime.errors import CompileError
+from aotpack_runtime.store import Store
+
+Json = Any
+
+OPTIONS: Mapping[str, Json] = {
+    "aot_inductor.package_constants_in_so": False,
+    "aot_inductor.enable_line_tables": False,
+    "aot_inductor.embed_kernel_binary": True,
+    "aot_inductor.model_name_for_generated_files": "model",
+    "always_keep_tensor_constants": True,
+    "joint_graph_constant_folding": False,
+    "freezing": False,
+    "cpp.dynamic_threads": True,
+}
+"""What the promise rests on, not for the manifest to change: weights outside and never read (without
+`always_keep_tensor_constants` and `joint_graph_constant_folding`, 0-d and short tensors are inlined into the code), no
+host paths, cubins inside the library, threads counted where the code runs."""
+
+
+def package(
+    exported: ExportedProgram, variant: str, inductor: Mapping[str, Json], cpu: Mapping[str, Json], folder: Path
+) -> tuple[Path, list[Path]]:
+    """Run AOTInductor with the manifest's options `inductor` and host code for the level `cpu`; the library, and files
+    that the runner looks for beside it (operators without a C shim). CompileError says what the toolchain said."""
+    clash = sorted(inductor.keys() & OPTIONS.keys())
+    if clash:
+        raise CompileError(variant, f"the option inductor.{clash[0]} is not for the manifest to set")
+    options = {**inductor, **_known(OPTIONS), "cpp.simdlen": cpu["simd_bits"] or 1}
+    with ExitStack() as stack:
+        for patch in _patches(cpu, folder):
+            stack.enter_context(patch)
+        stack.enter_context(raising_kernels())
+        stack.enter_context(mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor")))
+        try:
+            made = torch._inductor.aoti_compile_and_package(
+                exported, package_path=str(folder / "model.pt2"), inductor_configs=options
+            )
+        except Exception as error:
+            raise CompileError(variant, f"AOTInductor: {type(error).__name__}: {_meaningful(error)}") from error
+    with zipfile.ZipFile(made) as archive:
+        members = [name for name in archive.namelist() if "/data/aotinductor/" in name]
+        for name in members:
+            (folder / Path(name).name).write_bytes(archive.read(name))
+    libraries = [Path(name).name for name in members if name.endswith(".so")]
+    if len(libraries) != 1:
+        raise CompileError(variant, f"AOTInductor made {len(libraries)} libraries, expected one")
+    stem = libraries[0].removesuffix(".so")
+    beside = [folder / f"{stem}.json"] if (folder / f"{stem}.json").exists() else []
+    return folder / libraries[0], beside
+
+
+def _known(options: Mapping[str, Json]) -> dict[str, Json]:
+    """Without those that this torch does not have: what they turn off was not there yet (line tables, torch 2.11)."""
+    known = torch._inductor.config.get_config_copy()
+    return {name: value for name, value in options.items() if name in known}
+
+
+def _patches(cpu: Mapping[str, Json], folder: Path) -> Iterator[Any]:
+    """Code for the named level, whatever the build machine has: torch would look at the machine and try compilers out.
+
+    Also leaves out the checks that a variable of the server would turn on, and maps the folders of all builds and of
+    torch out of the library, the paths that are left in it (torch 2.13). Not the job's own folder: the flags are part
+    of the key under which torch keeps precompiled headers, which jobs share.
+    """
+    from torch._inductor import cpp_builder, cpu_vec_isa
+    from torch._inductor.codegen import cpp_wrapper_cpu
+
+    base = {256: cpu_vec_isa.VecAVX2, 512: cpu_vec_isa.VecAVX512}.get(cpu["simd_bits"])
+    isas = []
+    if base is not None:
+        # `__bool__` compiles and runs a probe on this machine; the target is another one.
+        body = {"__bool__": lambda self: True, "__hash__": cpu_vec_isa.VecISA.__hash__}
+        isas = [type(base.__name__, (base,), body)()]
+    yield mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", return_value=isas)
+    original = cpp_builder._get_optimization_cflags
+
+    def flags(*args: Any, **kwargs: Any) -> Any:
+        cflags, ldflags = original(*args, **kwargs)
+        headers = Path(torch.__file__).parent
+        own = [re.sub(r"march=native\b", f"march={cpu['march']}", flag) for flag in cflags]
+        return [*own, f"ffile-prefix-map={folder.parent}=/aotpack", f"ffile-prefix-map={headers}=/torch"], ldflags
+
+    yield mock.patch.object(cpp_builder, "_get_optimization_cflags", flags)
+
+    def no_checks(wrapper: Any) -> None:
+        prefix = wrapper.prefix
+        getattr(prefix, "splice_aot", prefix.splice)(_NO_CHECKS)  # the first from torch 2.13 on
+
+    yield mock.patch.object(cpp_wrapper_cpu.CppWrapperCpu, "generate_input_output_runtime_checks", no_checks)
+
+
+_NO_CHECKS = """
+static bool _check_aoti_runtime_check_inputs_env() { return false; }
+static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}
+"""
+"""In place of torch's own checks, which the server's AOTI_RUNTIME_CHECK_INPUTS would turn on: they turn down sizes 0
+and 1 and the strides of dims of 1, which guards let through."""
+
+
+@contextmanager
+def build_folder(store: Store, key: str) -> Iterator[Path]:
+    """A folder of this job's own, gone afterwards."""
+    folder = store.root / "build" / key[:32]
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _meaningful(error: Exception) -> str:
+    """The line of a toolchain's output that says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    wanted = [line for line in lines if "error:" in line or line.startswith("LoweringException")]
+    return (wanted or lines or ["no message"])[0][:400]
