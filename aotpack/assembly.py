@@ -70,9 +70,11 @@ def make_index(
         if isinstance(entry_plan, EntryPlan):
             record = manifest.entries[entry_plan.entry]
             assert isinstance(record, TorchExportEntry)
-            sets[entry_plan.weights] = weight_set(source)
-            parts[entry_plan.weights] = source["weights"]["file"]
-            made = torch_entry(entry_plan, record, source, compiled)
+            found, name = weight_set(source), entry_plan.weights
+            if sets.get(name, found) != found:  # forward() makes other literals on a GPU
+                name = f"{name}/{entry_plan.target}"
+            sets[name], parts[name] = found, source["weights"]["file"]
+            made = torch_entry(entry_plan, record, source, compiled, name)
         else:
             folder = manifest.path.absolute().parent if tables else None
             try:
@@ -103,8 +105,12 @@ def make_index(
 
 def _joined(known: Entry, more: Entry) -> Entry:
     """One entry built for another target or precision as well; programs that are the same are kept once."""
-    seen = {(program.artifact.digest, program.weights) for program in known.programs}
-    programs = [program for program in more.programs if (program.artifact.digest, program.weights) not in seen]
+    seen = {(program.artifact.digest, program.weights, program.target.device) for program in known.programs}
+    programs = [
+        program
+        for program in more.programs
+        if (program.artifact.digest, program.weights, program.target.device) not in seen
+    ]
     variants = (*known.variants, *more.variants)
     if known.kernel is not None:
         variants = in_order(variants)

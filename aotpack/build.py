@@ -17,7 +17,7 @@ from typing import Any
 
 from aotpack import kernel_jobs, torch_jobs
 from aotpack.assembly import make_index
-from aotpack.compilers.toolchain import cpu_level, toolchain
+from aotpack.compilers.toolchain import cpu_level, gpu_tools, missing_for_gpu, toolchain
 from aotpack.jobs import Reporter, Result, Runner
 from aotpack.kernel_assembly import tuning_table
 from aotpack.kernel_plan import KernelPlan
@@ -139,7 +139,7 @@ class _Builder:
     # -------------------------------------------------------------------------------------------------- the line
 
     def run(self, out: Path, workers: Workers) -> Result:
-        self._turn_down_cuda()
+        self._require_gpu()
         self._require_cpu()
         self._require_tables()
         sources = self._sources(workers)
@@ -158,25 +158,27 @@ class _Builder:
     def preview(self) -> list[Step]:
         found: list[Step] = []
         for entry in self.plan.entries:
-            if _needs_gpu(entry):
+            if _missing_gpu(entry):
                 found += [
                     Step("aoti", variant.id, entry.target, "needs a GPU", needs_gpu=True) for variant in entry.variants
                 ]
                 continue
+            needs_gpu = isinstance(entry, EntryPlan) and entry.device == "cuda"
             jobs = _jobs_of(entry)
             job = jobs.source_job(entry, self.folder)
             record, why = self.runner.find(job)
-            step = Step(job.kind, job.name, entry.target, why)
+            step = Step(job.kind, job.name, entry.target, why, needs_gpu)
             found += [step] if step not in found else []
             if record is None:
                 kind, names = "aoti", [variant.id for variant in entry.variants]
                 if isinstance(entry, KernelPlan):
                     kind = entry.kind
                     names = list(dict.fromkeys(kernel_jobs.job_name(entry, variant) for variant in entry.variants))
-                found += [Step(kind, name, entry.target, f"after {job.name}") for name in names]
+                found += [Step(kind, name, entry.target, f"after {job.name}", needs_gpu) for name in names]
                 continue
             for compile_job in jobs.compile_jobs(entry, record, self.folder):
-                found.append(Step(compile_job.kind, compile_job.name, entry.target, self.runner.find(compile_job)[1]))
+                status = self.runner.find(compile_job)[1]
+                found.append(Step(compile_job.kind, compile_job.name, entry.target, status, needs_gpu))
         return found
 
     def _sources(self, workers: Workers) -> dict[int, Json]:
@@ -191,16 +193,20 @@ class _Builder:
         """A record of a kernel's source with its text as a file of the store."""
         return {**record, "file": self.store.put_bytes(record["text"].encode())} if "text" in record else record
 
-    def _turn_down_cuda(self) -> None:
-        others = [entry for entry in self.plan.entries if _needs_gpu(entry)]
-        if not others:
-            return
-        reason = "torch entries for CUDA need a GPU to be built, and are not in this version"
-        if not self.keep_going:
-            raise MissingDevice(f"target {others[0].target!r}: {reason}", hint="use --target, or --keep-going")
-        for entry in others:
-            self.result.failures.update({variant.id: reason for variant in entry.variants})
-        self.plan = replace(self.plan, entries=tuple(entry for entry in self.plan.entries if not _needs_gpu(entry)))
+    def _require_gpu(self) -> None:
+        """A torch entry for CUDA without its GPU ends a build before anything is compiled, or is left out."""
+        reasons = {number: _missing_gpu(entry) for number, entry in enumerate(self.plan.entries)}
+        for number, reason in reasons.items():
+            entry = self.plan.entries[number]
+            if reason and not self.keep_going:
+                raise MissingDevice(
+                    f"target {entry.target!r}: {entry.entry} {reason}",
+                    hint="build there, or without it: --target, or --keep-going",
+                )
+            if reason:
+                self.result.failures.update({variant.id: reason for variant in entry.variants})
+        kept = tuple(entry for number, entry in enumerate(self.plan.entries) if not reasons[number])
+        self.plan = replace(self.plan, entries=kept)
 
     def _require_cpu(self) -> None:
         """Nothing is packed unverified, and a variant for a CPU that this host is not cannot be run here."""
@@ -293,7 +299,8 @@ class _Builder:
     def _tools(self) -> dict[str, str]:
         """Versions of what this plan is built with."""
         kinds = {entry.kind for entry in self.plan.entries if isinstance(entry, KernelPlan)}
-        tools = dict(toolchain()) if any(isinstance(entry, EntryPlan) for entry in self.plan.entries) else {}
+        devices = {entry.device for entry in self.plan.entries if isinstance(entry, EntryPlan)}
+        tools = {**toolchain(), **(gpu_tools() if "cuda" in devices else {})} if devices else {}
         for kind in sorted(kinds):
             tools |= kernel_jobs.kernel_tools(kind)
         return tools
@@ -338,6 +345,7 @@ class _Builder:
                 "outputs": dump_outputs(variant.outputs),
                 "aotpack": VERIFY_REVISION,
                 **({} if variant.launch is None else {"launch": dump_launch(variant.launch)}),
+                **(gpu_tools() if variant.target.device == "cuda" and record.kernel is None else {}),
             }
         )
 
@@ -358,9 +366,9 @@ def _jobs_of(entry: EntryPlan | KernelPlan) -> Any:
     return torch_jobs if isinstance(entry, EntryPlan) else kernel_jobs
 
 
-def _needs_gpu(entry: EntryPlan | KernelPlan) -> bool:
+def _missing_gpu(entry: EntryPlan | KernelPlan) -> str | None:
     """Kernels compile anywhere; AOTInductor wants the device."""
-    return isinstance(entry, EntryPlan) and entry.device != "cpu"
+    return missing_for_gpu(entry.arch) if isinstance(entry, EntryPlan) and entry.device == "cuda" else None
 
 
 def _without(index: Index, bad: set[str]) -> Index:

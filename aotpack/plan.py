@@ -25,9 +25,10 @@ from aotpack.manifest_inputs import (
     TupleInput,
     ValueInput,
 )
-from aotpack.manifest_model import CpuTarget, Manifest, TorchExportEntry
+from aotpack.manifest_model import CpuTarget, CudaTarget, Manifest, TorchExportEntry
 from aotpack.manifest_values import Range
 from aotpack_runtime.errors import ManifestError, Problem
+from aotpack_runtime.format.gpu import parse_arch
 
 Json = Any
 
@@ -58,12 +59,14 @@ class VariantPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryPlan:
-    """One entry at one precision for one target: what to export, and what to compile from it."""
+    """One entry at one precision for one target: what to export, and what to compile from it. On CUDA for one
+    architecture, `arch` ("" on a CPU)."""
 
     entry: str
     target: str
     device: str
     precision: str
+    arch: str
     variants: tuple[VariantPlan, ...]
     export: Mapping[str, Json]
     compile: Mapping[str, Json]
@@ -113,10 +116,8 @@ def make_plan(manifest: Manifest, *, only: str = "*", target: str | None = None)
 
 
 def _replace_variants(plan: EntryPlan, variants: tuple[VariantPlan, ...]) -> EntryPlan:
-    return EntryPlan(
-        entry=plan.entry, target=plan.target, device=plan.device, precision=plan.precision, variants=variants,
-        export={**plan.export, "variants": [variant.record() for variant in variants]}, compile=plan.compile,
-    )  # fmt: skip
+    export = {**plan.export, "variants": [variant.record() for variant in variants]}
+    return replace(plan, variants=variants, export=export)
 
 
 def _entry_plans(manifest: Manifest, name: str, entry: TorchExportEntry) -> Iterator[EntryPlan]:
@@ -132,31 +133,46 @@ def _entry_plans(manifest: Manifest, name: str, entry: TorchExportEntry) -> Iter
             raise ManifestError([Problem(str(manifest.path), 1, 1, f"entries.{name}.precisions", message)])
         seen[target_name] = precision
         target = manifest.targets[target_name]
-        suffix = "/".join(part for part in (precision, target_name) if part)
-        variants = tuple(_variants(manifest, name, entry, suffix))
         fills: dict[str, Json] = {}
         inputs = {argument: _input(item, argument, fills) for argument, item in entry.inputs.items()}
-        cpu = {"march": target.march, "simd": target.simd} if isinstance(target, CpuTarget) else {}
-        yield EntryPlan(
-            entry=name,
-            target=target_name,
-            device=target.kind,
-            precision=precision,
-            variants=variants,
-            export={
-                "entry": name,
-                "source": entry.source,
-                "args": dict(entry.args),
-                "precision": precision,
-                "training": entry.training,
-                "outputs": list(entry.outputs) if entry.outputs else None,
-                "imports": list(entry.imports),
-                "inputs": inputs,
-                "fills": fills,
-                "variants": [variant.record() for variant in variants],
-            },
-            compile={"inductor": dict(entry.inductor), "cpu": cpu},
-        )
+        host = target if isinstance(target, CpuTarget) else HOST_OF_GPU
+        for arch in _archs(target):
+            several = isinstance(target, CudaTarget) and len(target.arch) > 1
+            suffix = "/".join(part for part in (precision, target_name, arch if several else "") if part)
+            variants = tuple(_variants(manifest, name, entry, suffix))
+            yield EntryPlan(
+                entry=name,
+                target=target_name,
+                device=target.kind,
+                precision=precision,
+                arch=arch,
+                variants=variants,
+                export={
+                    "entry": name,
+                    "source": entry.source,
+                    "args": dict(entry.args),
+                    "precision": precision,
+                    "training": entry.training,
+                    "outputs": list(entry.outputs) if entry.outputs else None,
+                    "imports": list(entry.imports),
+                    "inputs": inputs,
+                    "fills": fills,
+                    "variants": [variant.record() for variant in variants],
+                    **({"device": target.kind} if target.kind != "cpu" else {}),
+                },
+                compile={"inductor": dict(entry.inductor), "cpu": {"march": host.march, "simd": host.simd}},
+            )
+
+
+HOST_OF_GPU = CpuTarget(kind="cpu")
+"""The level of the code beside a GPU that launches its kernels."""
+
+
+def _archs(target: CpuTarget | CudaTarget) -> list[str]:
+    """One plan each: newest first, since a GPU takes machine code of the nearest capability below its own."""
+    if isinstance(target, CpuTarget):
+        return [""]
+    return sorted(target.arch, key=lambda arch: parse_arch(arch).capability, reverse=True)
 
 
 def _variants(manifest: Manifest, name: str, entry: TorchExportEntry, suffix: str) -> list[VariantPlan]:

@@ -22,17 +22,21 @@ def weight_set(export: Json) -> WeightSet:
     """What the export says of the model's parameters and buffers."""
     weights = export["weights"]
     refs = {
-        name: WeightRef(ref["tensor"], tuple(ref["order"]) if "order" in ref else None)
+        name: WeightRef(ref["tensor"], tuple(ref["order"]) if "order" in ref else None, ref.get("host", False))
         for name, ref in weights["weights"].items()
     }
     return WeightSet(refs, tuple(weights["state"]), weights["dtype"])
 
 
-def torch_entry(plan: EntryPlan, manifest: TorchExportEntry, export: Json, compiled: Mapping[str, Json]) -> Entry:
-    """The entry at one precision for one target, of the variants that were compiled."""
-    programs = [_program(plan, number, record) for number, record in enumerate(export["programs"])]
+def torch_entry(
+    plan: EntryPlan, manifest: TorchExportEntry, export: Json, compiled: Mapping[str, Json], weights: str
+) -> Entry:
+    """The entry at one precision for one target, of the variants that were compiled, over the set named `weights`."""
+    programs = [_program(plan, number, record, weights) for number, record in enumerate(export["programs"])]
     variants = [
-        _variant(plan, variant, export, compiled[variant.id]) for variant in plan.variants if variant.id in compiled
+        _variant(plan, variant, export, compiled[variant.id], weights)
+        for variant in plan.variants
+        if variant.id in compiled
     ]
     return Entry(
         name=plan.entry,
@@ -77,7 +81,7 @@ def _on_miss(plan: EntryPlan, manifest: TorchExportEntry, variants: Sequence[Var
     return record
 
 
-def _variant(plan: EntryPlan, variant: VariantPlan, export: Json, record: Json) -> Variant:
+def _variant(plan: EntryPlan, variant: VariantPlan, export: Json, record: Json, weights: str) -> Variant:
     program = export["programs"][export["program_of_variant"][variant.id]]
     return Variant(
         id=variant.id,
@@ -87,13 +91,13 @@ def _variant(plan: EntryPlan, variant: VariantPlan, export: Json, record: Json) 
         artifact=_artifact("aoti", record["files"]),
         guards=parse_guards(record["guards"]),
         outputs=parse_outputs(program["compiled_outputs"]),
-        weights=plan.weights,
+        weights=weights,
         constants=tuple((name, weight) for name, weight in record["constants"]),
         examples=tuple(_example(item) for item in record["examples"]),
     )
 
 
-def _program(plan: EntryPlan, number: int, record: Json) -> Variant:
+def _program(plan: EntryPlan, number: int, record: Json, weights: str) -> Variant:
     name = "/".join(part for part in (plan.entry, f"program{number}", plan.precision) if part)
     return Variant(
         id=name if plan.target == "cpu" else f"{name}/{plan.target}",
@@ -103,7 +107,7 @@ def _program(plan: EntryPlan, number: int, record: Json) -> Variant:
         artifact=_artifact("exported", {"program.pt2": record["file"]}),
         guards=parse_guards(record["guards"]),
         outputs=parse_outputs(record["outputs"]),
-        weights=plan.weights,
+        weights=weights,
         constants=tuple((name, weight) for name, weight in record["constants"]),
         examples=tuple(_example(item) for item in record["examples"]),
     )

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from aotpack.compilers.toolchain import cpu_level, toolchain
+from aotpack.compilers.toolchain import cpu_level, gpu_tools, toolchain
 from aotpack.jobs import Job
 from aotpack.plan import EntryPlan
 from aotpack.revisions import AOTI_REVISION, EXPORT_REVISION
@@ -37,7 +37,8 @@ def source_job(entry: EntryPlan, folder: Path) -> Job:
 def compile_jobs(entry: EntryPlan, export: Json, folder: Path) -> list[Job]:
     """Compile each variant from what the export gave."""
     level = cpu_level(entry.compile["cpu"]["march"], entry.compile["cpu"]["simd"])
-    target = {"march": level.march, "simd_bits": level.simd_bits, "needs": level.needs}
+    host = {"march": level.march, "simd_bits": level.simd_bits, "needs": level.needs}
+    gpu = {"arch": entry.arch, **gpu_tools()} if entry.device == "cuda" else {}
     jobs = []
     for variant in entry.variants:
         program = export["programs"][export["program_of_variant"][variant.id]]
@@ -46,13 +47,13 @@ def compile_jobs(entry: EntryPlan, export: Json, folder: Path) -> list[Job]:
             "program": fingerprint({name: program[name] for name in sorted(program) if name not in own}),
             "sizes": variant.record()["dims"],
             "options": entry.compile["inductor"],
-            "target": target,
+            "target": {**host, **gpu},
             "toolchain": {**toolchain(), "aotpack": AOTI_REVISION},
         }
         payload = {
             "variant": variant.id, "key": fingerprint(parts), "program": program,
             "dims": variant.record()["dims"], "fills": entry.export["fills"],
-            "inductor": entry.compile["inductor"], "cpu": target,
+            "inductor": entry.compile["inductor"], "cpu": host, "device": entry.device, "arch": entry.arch,
             "folder": str(folder), "imports": entry.export["imports"],
         }  # fmt: skip
         jobs.append(

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
 
 from aotpack.compilers.compare import difference, largest_error
-from aotpack.compilers.modules import import_modules, load_source, named_tensors, own_dense_weights
+from aotpack.compilers.modules import (
+    import_modules,
+    load_source,
+    move_module,
+    named_tensors,
+    own_dense_weights,
+)
 from aotpack.kernel_verify import verify_kernel
 from aotpack_runtime import Session, load
 from aotpack_runtime.arguments import describe
@@ -25,7 +30,7 @@ from aotpack_runtime.dispatch import Dispatcher, Miss
 from aotpack_runtime.errors import AotpackError, CompileError, SourceError, TargetMismatch
 from aotpack_runtime.fallbacks.pad import Fallback as PadFallback
 from aotpack_runtime.fallbacks.source import split_arguments
-from aotpack_runtime.format.index import Entry, Example, Variant
+from aotpack_runtime.format.index import Example, Variant
 from aotpack_runtime.kernel_entry import KernelEntry
 from aotpack_runtime.loaders.inputs import make_leaves, unflatten
 from aotpack_runtime.loaders.source import select_outputs
@@ -58,15 +63,16 @@ class Bundle:
 
     def __init__(self, path: str, folder: Path, *, need_source: bool = True) -> None:
         import_modules((), folder)  # the entries' `imports` are looked up beside the manifest first
-        with_models = any(entry.kernel is None for entry in open_bundle(path).index.entries.values())
-        self.session: Session = load(path, device="cpu" if with_models else "cuda", mode="eager", source="never")
+        self.index = open_bundle(path).index
         self._path, self._folder, self._need_source = path, folder, need_source
-        self._references: dict[str, Reference] = {}
+        self._sessions: dict[str, Session] = {}
+        self._references: dict[tuple[str, str], Reference] = {}
 
-    @cached_property
-    def kernels(self) -> Session:
-        """The bundle open for the GPU that kernels are run on; TargetMismatch where there is none."""
-        return load(self._path, device="cuda", mode="strict")
+    def session(self, device: str) -> Session:
+        """The bundle open for the device that variants are run on; TargetMismatch where there is none."""
+        if device not in self._sessions:
+            self._sessions[device] = load(self._path, device=device, mode="eager", source="never")
+        return self._sessions[device]
 
     @classmethod
     def opened(cls, path: str, folder: Path) -> Bundle:
@@ -77,21 +83,21 @@ class Bundle:
 
     def verify(self, entry_name: str, variant_id: str) -> Verified:
         """Compare one variant or program at all its examples; CompileError with the first difference."""
-        if self.session.bundle.index.entries[entry_name].kernel is not None:
-            entry = self.kernels[entry_name]
-            assert isinstance(entry, KernelEntry)
+        record = self.index.entries[entry_name]
+        variant = next(v for v in (*record.variants, *record.programs) if v.id == variant_id)
+        session = self.session(variant.target.device)
+        entry = session[entry_name]
+        if isinstance(entry, KernelEntry):
             return Verified(*verify_kernel(entry, variant_id, self._folder))
-        entry = self.session[entry_name]
         assert isinstance(entry, TorchEntry)
-        variant = next(v for v in (*entry.variants, *entry.programs) if v.id == variant_id)
-        reference = self.reference(entry.record, variant.weights)
+        reference = self.reference(entry, variant.weights, session)
         settings = entry.record.verify
         random = bool(settings.get("random"))
         serve = entry.serve_for(variant)
-        weights = self.session._weight_set(variant.weights)
+        weights = session._weight_set(variant.weights)
         worst, cases = 0.0, 0
         for seed, example in _cases(variant, int(settings.get("samples", 3))):
-            leaves = make_leaves(variant.guards, example, entry.record.fills, seed=seed)
+            leaves = make_leaves(variant.guards, example, entry.record.fills, seed=seed, device=entry.device)
             before = weights.snapshot()
             wanted, wrote = reference.run(variant, [_copy(leaf) for leaf in leaves], before)
             mine = [_copy(leaf) for leaf in leaves]
@@ -122,7 +128,9 @@ class Bundle:
         """Calls a little smaller than the variant takes, padded up and cut back: they must be what eager gives too."""
         settings, way, cases = entry.record.verify, PadFallback(entry), 0
         for seed, less in enumerate((1, 2, 3)):
-            leaves = make_leaves(variant.guards, variant.examples[0], entry.record.fills, seed=seed)
+            leaves = make_leaves(
+                variant.guards, variant.examples[0], entry.record.fills, seed=seed, device=entry.device
+            )
             for position, guard in enumerate(variant.guards.leaves):
                 for axis, _ in entry.record.on_miss["pad"].get(guard.path, ()):
                     size = leaves[position].shape[axis]
@@ -144,19 +152,18 @@ class Bundle:
             cases += 1
         return cases
 
-    def reference(self, entry: Entry, weight_set: str) -> Reference:
+    def reference(self, entry: TorchEntry, weight_set: str, session: Session) -> Reference:
         """Eager for an entry: its source, else (where a bundle is verified far from it) its exported program."""
-        if entry.name not in self._references:
+        key = (entry.record.name, weight_set)
+        if key not in self._references:
             try:
-                made: Reference = _Source(entry, self._folder, self.session, weight_set)
+                made: Reference = _Source(entry, self._folder, session, weight_set)
             except SourceError:
                 if self._need_source:
                     raise
-                loaded = self.session[entry.name]
-                assert isinstance(loaded, TorchEntry)
-                made = _Program(loaded)
-            self._references[entry.name] = made
-        return self._references[entry.name]
+                made = _Program(entry)
+            self._references[key] = made
+        return self._references[key]
 
 
 class Reference(Protocol):
@@ -201,14 +208,15 @@ class _Source:
     name = "eager"
     hint = ""
 
-    def __init__(self, entry: Entry, folder: Path, session: Session, weight_set: str) -> None:
-        self._entry = entry
+    def __init__(self, loaded: TorchEntry, folder: Path, session: Session, weight_set: str) -> None:
+        self._entry = entry = loaded.record
         module = load_source(entry.source.text, entry.source.args, folder)
         dtype = session.bundle.index.weight_sets[weight_set].dtype if weight_set else ""
         if dtype:
             module.to(getattr(torch, dtype))
         if not isinstance(module, torch.fx.GraphModule):
             module.train(entry.training)
+        move_module(module, loaded.device)
         own_dense_weights(module)
         self._module = module
         self._check_weights(session, weight_set)
@@ -259,19 +267,21 @@ def verify_bundle(
     Digests are checked first: BundleError when a member changed. The source is looked up in `folder` first.
     """
     bundle = Bundle(path, folder.absolute(), need_source=False)
-    bundle.session.bundle.verify()
+    open_bundle(path, check="full").verify()
     seen: dict[str, Verified | str] = {}
-    index = bundle.session.bundle.index
-    skipped = dict(bundle.session.skipped)
-    if any(entry.kernel for entry in index.entries.values()):
+    entries = bundle.index.entries
+    variants = [variant for record in entries.values() for variant in (*record.variants, *record.programs)]
+    skipped: dict[str, str] = {}
+    for device in sorted({variant.target.device for variant in variants}):
         try:
-            ours = {variant.id for entry in index.entries.values() if entry.kernel for variant in entry.variants}
-            skipped = {name: reason for name, reason in skipped.items() if name not in ours} | {
-                name: reason for name, reason in bundle.kernels.skipped.items() if name in ours
-            }
+            reasons: Mapping[str, str] = bundle.session(device).skipped
         except TargetMismatch as error:
-            skipped |= error.reasons
-    for name, record in index.entries.items():
+            reasons = error.reasons
+        ours = {variant.id for variant in variants if variant.target.device == device}
+        skipped |= {name: reason for name, reason in reasons.items() if name in ours}
+        if len(skipped) == len(variants):
+            raise TargetMismatch(f"bundle {path}", skipped)
+    for name, record in entries.items():
         for variant in (*record.variants, *record.programs):
             if variant.id in skipped:
                 continue

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from aotpack_runtime.dispatch import Dispatcher, Hit
+from aotpack_runtime.errors import UsageError
 from aotpack_runtime.format.guard import TensorGuard, ValueGuard
 from aotpack_runtime.format.index import Entry, Example, Variant
 from aotpack_runtime.format.tensor import Call, Leaf, TensorMeta, contiguous_strides
@@ -34,8 +35,13 @@ class Case:
         }
 
 
-def make_cases(entry: Entry) -> list[Case]:
-    """The opt sizes of each hot variant, those of one point's first; then one unseen shape that a program serves."""
+def make_cases(entry: Entry, calls: Sequence[Mapping[str, tuple[int, ...]]] = ()) -> list[Case]:
+    """The opt sizes of each hot variant, those of one point's first; then one unseen shape that a program serves.
+
+    With `calls`, shapes by argument, those instead. UsageError for one that neither a variant nor a program takes.
+    """
+    if calls:
+        return [_case_of(entry, shapes) for shapes in calls]
     cases: list[Case] = []
     seen: set[Example] = set()
     hot = [variant for variant in entry.variants if variant.tier == "hot"] or list(entry.variants)
@@ -46,6 +52,20 @@ def make_cases(entry: Entry) -> list[Case]:
             cases.append(Case(_name(variant, example), "hot", variant.id, example))
     unseen = next(_unseen(entry, cases), None)
     return cases + ([unseen] if unseen else [])
+
+
+def _case_of(entry: Entry, shapes: Mapping[str, tuple[int, ...]]) -> Case:
+    """The call with these shapes, of the first variant or program that takes it."""
+    for variant in (*entry.variants, *entry.programs):
+        guards = variant.guards
+        if shapes.keys() != {guard.path for guard in guards.leaves if isinstance(guard, TensorGuard)}:
+            continue
+        pairs = zip(guards.leaves, variant.examples[0], strict=True)
+        example = tuple(shapes.get(guard.path, one) for guard, one in pairs)
+        if guards.reject(_call(variant, example), entry.parameter_names) is None:
+            return Case(_name(variant, example), "hot" if variant in entry.variants else "unseen", variant.id, example)
+    words = " ".join(f"{name}={'x'.join(map(str, shape))}" for name, shape in shapes.items())
+    raise UsageError(f"no variant and no program of {entry.name!r} takes {words}", hint="aotpack inspect lists them")
 
 
 def _unseen(entry: Entry, cases: Sequence[Case]) -> Iterator[Case]:

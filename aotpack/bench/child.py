@@ -54,7 +54,8 @@ def sample(job: Json, clock: Clock) -> Json:
     clock.end("import_torch")
     if job["mode"] == "import-torch":
         return _measured(job, clock, [], {})
-    session, call = _start(job, clock)
+    session, start = _start(job, clock)
+    call = _to_end(start, job["device"])
     calls, results = [], {}
     with torch.no_grad():
         for number, case in enumerate(job["cases"]):
@@ -70,7 +71,7 @@ def sample(job: Json, clock: Clock) -> Json:
             # What is imported so far: a miss may import more than a hit.
             heavy = [name for name in HEAVY if name in sys.modules]
             calls.append({"case": case["name"], "kind": case["kind"], "heavy": heavy, **seconds})
-    torch.save(results, job["results"])
+    torch.save(_on_host(results), job["results"])
     return _measured(job, clock, calls, {} if session is None else session.status())
 
 
@@ -107,6 +108,27 @@ def fill_package(job: Json, clock: Clock) -> Json:
     return {}
 
 
+def fill_aot(job: Json, clock: Clock) -> Json:
+    """What `aot_compile` makes of the model for each case, which takes no other shapes."""
+    import torch
+
+    config: Any = torch._dynamo.config
+    config.enable_aot_compile = True  # off by default in torch 2.11
+    module = _module(job)
+
+    def model(module: Any, *args: Any, **kwargs: Any) -> Any:
+        return module(*args, **kwargs)
+
+    with torch.no_grad():
+        for case in job["cases"]:
+            args, kwargs = _arguments(job, case)
+            torch._dynamo.reset()
+            compiled: Any = torch.compile(model, fullgraph=True, dynamic=False)
+            made = compiled.aot_compile(((module, *args), dict(kwargs)))
+            made.save_compiled_function(f"{job['aot']}-{_shapes(args, kwargs)}")
+    return {}
+
+
 def fill_compile(job: Json, clock: Clock) -> Json:
     """Compile every case, for the caches that it leaves."""
     _run_all(job, clock)
@@ -137,6 +159,7 @@ JOBS: Mapping[str, Callable[[Json, Clock], Json]] = {
     "compile-cold": fill_compile,
     "artifacts": fill_artifacts,
     "package": fill_package,
+    "aot": fill_aot,
     "check": check,
 }
 
@@ -150,11 +173,17 @@ def _start(job: Json, clock: Clock) -> tuple[Any, Call]:
     if mode in ("bundle", "program"):
         import aotpack_runtime
 
-        session = aotpack_runtime.load(job["bundle"], mode="eager", source="never")
+        session = aotpack_runtime.load(job["bundle"], device=job["device"], mode="eager", source="never")
         entry = session[job["entry"]]
-        clock.end("load")
+        clock.end("verdict")
         if mode == "program":
             return session, _program(entry)
+        first = _variants(job)[job["cases"][0]["like"]]
+        session._weight_set(first.weights)
+        clock.end("weights")
+        if first in entry.variants:
+            entry.load(first)
+        clock.end("load")
         return session, lambda args, kwargs: entry(*args, **kwargs)
     import torch
 
@@ -162,10 +191,14 @@ def _start(job: Json, clock: Clock) -> tuple[Any, Call]:
         loaded = torch._inductor.aoti_load_package(job["package"])
         clock.end("load")
         return None, lambda args, kwargs: loaded(*args, **kwargs)
+    if mode == "aot-compile":
+        return None, _aot_compiled(job, clock)
     if mode == "compile-artifacts":
         with open(job["artifacts"], "rb") as file:
             torch.compiler.load_cache_artifacts(file.read())
     module = _module(job)
+    if job["device"] != "cpu":
+        torch.cuda.synchronize()
     clock.end("load")
     called = torch.compile(module) if mode.startswith("compile") else module
     return None, lambda args, kwargs: called(*args, **kwargs)
@@ -182,10 +215,39 @@ def _module(job: Json) -> Any:
     module = build_module(entry.source.text, entry.source.args).train(entry.training)
     if job["dtype"]:
         module = module.to(getattr(torch, job["dtype"]))
+    module = module.to(job["device"])
     if entry.output_names:
         names = entry.output_names
         module.register_forward_hook(lambda module, args, result: select_outputs(result, names))
     return module
+
+
+def _aot_compiled(job: Json, clock: Clock) -> Call:
+    """Functions that `aot_compile` made of the model, one for each case, over the weights of the model itself; the
+    first is loaded now, the others at their first call."""
+    import torch
+
+    module = _module(job)
+    loaded: dict[str, Any] = {}
+
+    def function(name: str) -> Any:
+        if name not in loaded:
+            with open(f"{job['aot']}-{name}", "rb") as file:
+                loaded[name] = torch.compiler.load_compiled_function(file)
+        return loaded[name]
+
+    def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return function(_shapes(args, kwargs))(module, *args, **kwargs)
+
+    args, kwargs = _arguments(job, job["cases"][0])
+    function(_shapes(args, kwargs))
+    clock.end("load")
+    return call
+
+
+def _shapes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    given = [one for one in (*args, *kwargs.values()) if hasattr(one, "shape")]
+    return "-".join("x".join(map(str, one.shape)) for one in given)
 
 
 def _program(entry: Any) -> Call:
@@ -222,9 +284,30 @@ def _arguments(job: Json, case: Json) -> tuple[list[Any], dict[str, Any]]:
 
     entry, variant = _entry(job), _variants(job)[case["like"]]
     example = tuple(tuple(one) if isinstance(one, list) else one for one in case["example"])
-    leaves = make_leaves(variant.guards, example, entry.fills)
+    leaves = make_leaves(variant.guards, example, entry.fills, device=job["device"])
     values = [unflatten(tree, leaves) for tree in variant.guards.trees]
     return split_arguments(entry.parameters, values)
+
+
+def _to_end(call: Call, device: str) -> Call:
+    """The same, returning when the GPU has done what it was given."""
+    if device == "cpu":
+        return call
+    import torch
+
+    def waiting(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = call(args, kwargs)
+        torch.cuda.synchronize()
+        return result
+
+    return waiting
+
+
+def _on_host(result: Any) -> Any:
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), result)
 
 
 def _timed(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, float]:
@@ -285,11 +368,21 @@ def _measured(job: Json, clock: Clock, calls: list[Json], status: Json) -> Json:
         "first_output_s": clock.total,
         "phases_s": clock.phases,
         "calls": calls,
+        "peak_gpu_bytes": _gpu_bytes(job["device"]),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "compiles": 0 if dynamo is None else int(dynamo.counters["stats"].get("unique_graphs", 0)),
         "hits": status.get("hits"),
         "misses": status.get("misses"),
     }
+
+
+def _gpu_bytes(device: str) -> int | None:
+    """What torch's allocator had from the GPU at most."""
+    if device == "cpu":
+        return None
+    import torch
+
+    return torch.cuda.max_memory_reserved()
 
 
 if __name__ == "__main__":

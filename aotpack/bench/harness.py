@@ -48,6 +48,7 @@ class Harness:
         entry: Entry,
         cases: Sequence[Case],
         *,
+        device: str,
         folder: Path,
         dtype: str,
         steady: bool,
@@ -56,6 +57,7 @@ class Harness:
         self._entry, self._cases, self._report = entry, cases, report
         self._job = {
             "bundle": str(bundle.absolute()), "entry": entry.name, "folder": str(folder.absolute()), "dtype": dtype,
+            "device": device,
             "cases": [case.record() for case in cases], "steady": steady,
         }  # fmt: skip
 
@@ -133,7 +135,11 @@ class Harness:
                 runs.wrong["bundle"] = f"a hit imported {', '.join(heavy[0])}"
 
     def _files(self, root: Path) -> dict[str, str]:
-        return {"artifacts": str(root / "artifacts.bin"), "package": str(root / "package.pt2")}
+        return {
+            "artifacts": str(root / "artifacts.bin"),
+            "package": str(root / "package.pt2"),
+            "aot": str(root / "aot"),
+        }
 
     def _child(self, do: str, caches: Path, **more: Json) -> Json:
         """What one process printed; CompileError with the end of what it said when it failed."""
@@ -162,5 +168,5 @@ class Harness:
         return json.loads(out.splitlines()[-1])
 
 
-_FILLS = {"artifacts": "compile-cold", "package": "package-cold"}
+_FILLS = {"artifacts": "compile-cold", "package": "package-cold", "aot": "aot-compile"}
 """What a filling process starts as."""

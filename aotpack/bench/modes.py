@@ -38,6 +38,10 @@ MODES: Mapping[str, Mode] = {
             name="compile-artifacts", what="torch.compile after torch.compiler.load_cache_artifacts",
             fill="artifacts", compiler=True,
         ),
+        Mode(
+            name="aot-compile", what="torch.compile(...).aot_compile, saved and loaded: one file a shape", fill="aot",
+            compiler=True,
+        ),
         Mode(name="package-cold", what="aoti_load_package, compiler cache empty", fill="package", compiler=True),
         Mode(
             name="package-warm", what="aoti_load_package, compiler cache copied", caches="filled", fill="package",

@@ -16,6 +16,7 @@ from aotpack.bench.cases import Case
 from aotpack.bench.harness import Runs
 from aotpack.bench.modes import MODES
 from aotpack.bench.stats import calls_to_pay, estimate
+from aotpack_runtime.machine import this_machine
 
 Json = Any
 SCHEMA = "aotpack.bench/v1"
@@ -37,6 +38,7 @@ def make_report(
             "phases_s": _medians([sample["phases_s"] for sample in samples]),
             "calls": _calls(samples),
             "peak_rss_bytes": median(sample["peak_rss_bytes"] for sample in samples),
+            "peak_gpu_bytes": samples[-1]["peak_gpu_bytes"],
             "compiles": max(sample["compiles"] for sample in samples),
             "hits": samples[-1]["hits"],
             "misses": samples[-1]["misses"],
@@ -163,6 +165,7 @@ def machine() -> Json:
         "python": platform.python_version(),
         "cpus": len(os.sched_getaffinity(0)),
         "processor": _processor(),
+        "gpus": [f"{gpu.name}, driver for CUDA {'.'.join(map(str, gpu.driver))}" for gpu in this_machine().gpus],
         "versions": versions,
     }
 

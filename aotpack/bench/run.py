@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from aotpack.bench.modes import MODES
 from aotpack.bench.report import make_report
 from aotpack_runtime.bundle import open_bundle
 from aotpack_runtime.errors import UnknownEntry, UsageError
+from aotpack_runtime.format.index import Entry
 
 Json = Any
 
@@ -21,15 +23,19 @@ def run_bench(
     bundle: Path,
     *,
     entry: str | None = None,
+    device: str = "cpu",
+    calls: Sequence[Mapping[str, tuple[int, ...]]] = (),
     source: Path = Path(),
     modes: Sequence[str] | None = None,
     samples: int = 5,
     steady: bool = True,
     report: Callable[[str], None] = lambda line: None,
 ) -> Json:
-    """Measure `entry` (the bundle's only one when it is not named) in `modes`, all of them when none are named.
+    """Measure `entry` (the bundle's only one when it is not named) on `device` in `modes`, all when none are named.
 
-    `source` is where the model's module is looked up first. Raises UsageError and UnknownEntry for what is not there.
+    `calls` are shapes by argument, to be called in this order; by default the hot shapes, and one that no variant
+    takes. `source` is where the model's module is looked up first. Raises UsageError and UnknownEntry for what is not
+    there.
     """
     for name in modes or ():
         if name not in MODES:
@@ -46,10 +52,18 @@ def run_bench(
     record = index.entries[name]
     if record.kernel is not None:
         raise UsageError(f"{name!r} is a kernel", hint="kernels are timed by bench/kernel_start.py, on a GPU")
-    cases = make_cases(record)
+    record = _on(record, device)
+    cases = make_cases(record, calls)
     weights = index.weight_sets.get(record.variants[0].weights)
     harness = Harness(
-        bundle, record, cases, folder=source, dtype=weights.dtype if weights else "", steady=steady, report=report
+        bundle,
+        record,
+        cases,
+        device=device,
+        folder=source,
+        dtype=weights.dtype if weights else "",
+        steady=steady,
+        report=report,
     )
     runs = harness.run(list(modes or MODES), samples)
     return make_report(
@@ -57,3 +71,13 @@ def run_bench(
         bundle={"name": index.name, "version": index.version, "digest": opened.digest},
         version=importlib.metadata.version("torch"),
     )  # fmt: skip
+
+
+def _on(record: Entry, device: str) -> Entry:
+    """The entry with what it has for this kind of device."""
+    kind = device.partition(":")[0]
+    variants = tuple(variant for variant in record.variants if variant.target.device == kind)
+    if not variants:
+        raise UsageError(f"{record.name!r} has no variants for {kind}", hint="name another device with --device")
+    programs = tuple(program for program in record.programs if program.target.device == kind)
+    return replace(record, variants=variants, programs=programs)

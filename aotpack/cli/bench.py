@@ -8,11 +8,16 @@ from pathlib import Path
 import typer
 
 from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, note, result
+from aotpack_runtime.errors import UsageError
 
 
 def command(
     bundle: Path = typer.Argument(help="A bundle folder or archive."),
     entry: str | None = typer.Option(None, "--entry", help="The entry to time. Default: the only one."),
+    device: str = typer.Option("cpu", "--device", help="cpu, cuda or cuda:N."),
+    call: list[str] = typer.Option(
+        [], "--call", metavar="'x=8x128 y=8x128'", help="Shapes to call with, in this order. Default: the hot ones."
+    ),
     source: Path = typer.Option(Path(), "--source", help="Folder in which the model's source is looked up first."),
     modes: str | None = typer.Option(None, "--modes", metavar="A,B", help="Ways of starting to compare. Default: all."),
     samples: int = typer.Option(5, "--samples", min=1, help="Fresh processes for each."),
@@ -31,7 +36,10 @@ def command(
     gates = [parse_gate(text) for text in fail_if]
     older = None if baseline is None else json.loads(baseline.read_text())
     wanted = modes.split(",") if modes else None
-    report = run_bench(bundle, entry=entry, source=source, modes=wanted, samples=samples, steady=steady, report=note)
+    report = run_bench(
+        bundle, entry=entry, device=device, calls=[_shapes(text) for text in call], source=source, modes=wanted,
+        samples=samples, steady=steady, report=note,
+    )  # fmt: skip
     if html is not None:
         from aotpack.bench.html import write_page
 
@@ -43,3 +51,15 @@ def command(
     for text in broken:
         note(f"gate broken: {text}")
     return 0 if report["ok"] else 1
+
+
+def _shapes(text: str) -> dict[str, tuple[int, ...]]:
+    """`x=8x128 y=` -> {"x": (8, 128), "y": ()}."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for word in text.split():
+        name, equals, sizes = word.partition("=")
+        parts = [part for part in sizes.split("x") if part]
+        if not name or not equals or not all(part.isdecimal() for part in parts):
+            raise UsageError(f"--call {text!r}: {word!r} is not an argument with its sizes, such as x=8x128")
+        shapes[name] = tuple(map(int, parts))
+    return shapes

@@ -17,6 +17,7 @@ import torch
 from torch.export import ExportedProgram
 
 from aotpack.compilers.compare import difference
+from aotpack.compilers.cubin import archs_inside
 from aotpack.compilers.failures import export_error, quiet_export
 from aotpack.compilers.flat import PREFIX, Shape
 from aotpack.compilers.inductor import build_folder, package
@@ -31,6 +32,7 @@ from aotpack_runtime.format.guard import Guards, IntGuard, LeafGuard, Range, Ten
 from aotpack_runtime.format.output import Outputs, Result, View
 from aotpack_runtime.format.target import version
 from aotpack_runtime.format.tensor import same_layout
+from aotpack_runtime.loaders.aoti import open_runner
 from aotpack_runtime.loaders.programs import read_program
 from aotpack_runtime.store import Store
 
@@ -49,20 +51,20 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     dims: Dims = {name: tuple(bounds) for name, bounds in job["dims"].items()}
     guards = parse_guards(program["guards"])
     module, exported = _specialise(job, store, leaves, dims, guards)
-    narrowed = _narrowed(exported, leaves, guards, dims, variant)
+    _narrowed(exported, leaves, guards, dims, variant)
     with build_folder(store, job["key"]) as folder:
         library, others = package(exported, variant, job["inductor"], job["cpu"], folder)
-        facts = needs_of_library(library)
+        facts, archs = needs_of_library(library), archs_inside(library)
         if "libstdc++.so.6" not in facts["needed"].split():
             raise CompileError(
                 variant,
                 "its library links libstdc++ statically (no NEEDED libstdc++.so.6), which crashes when it is loaded",
                 hint=f"set CXX to a compiler that does not; it is {os.environ.get('CXX', 'g++')}",
             )
-        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+        runner = open_runner(str(library), 1, torch.device(job["device"]))
         names = runner.get_constant_names_to_original_fqns()
         # The compiler adds guards of its own to the symbols of the program, and says so nowhere (torch 2.13).
-        narrowed = _narrowed(exported, leaves, guards, dims, variant)
+        narrowed = _aligned(_narrowed(exported, leaves, guards, dims, variant))
         _bind_zeros(runner, names, module)
         views = _views(parse_outputs(program["outputs"]), parse_outputs(program["compiled_outputs"]))
         narrowed = _tried_out(runner, module, narrowed, leaves, dims, job["fills"], views)
@@ -74,10 +76,12 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
                 hint="give 0 and 1 as sizes of their own in the manifest",
             )
         files = {"model.so": store.put_file(library)} | {f"model{p.suffix}": store.put_file(p) for p in others}
+    gpu = {"cubin": max({job["arch"], *archs}), "cuda": torch.version.cuda} if job["device"] == "cuda" else {}
     needs = {
         "arch": os.uname().machine,
         "cpu": job["cpu"]["needs"],
         "torch": ".".join(map(str, version(torch.__version__)[:2])),
+        **gpu,
         **{name: facts[name] for name in ("glibc", "libstdcxx") if name in facts},
     }
     return {
@@ -102,7 +106,7 @@ class _Kept(torch.nn.Module):
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         results = self.program(*leaves)
         # A package needs an output: a program that only writes its arguments gets one without elements.
-        return tuple(results[index] for index in self._kept) or (torch.empty(0),)
+        return tuple(results[index] for index in self._kept) or (torch.empty(0, device=leaves[0].device),)
 
     def run(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """As a compiled variant takes its inputs."""
@@ -126,7 +130,7 @@ def _specialise(
     for table in tables:
         for name, tensor in table.items():
             own = name.removeprefix(PREFIX)
-            made = zeros.setdefault(tied.get(own, own), _zeros(tensor))
+            made = zeros.setdefault(tied.get(own, own), _zeros(tensor, torch.device(job["device"])))
             # What is tied may be turned: a decoder's weight is its encoder's, transposed.
             made = made.as_strided(tensor.shape, tensor.stride())
             is_parameter = isinstance(tensor, torch.nn.Parameter)
@@ -145,8 +149,8 @@ def _specialise(
         raise export_error(job["variant"], error, Path(job["folder"]), leaves) from error
 
 
-def _zeros(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).zero_()
+def _zeros(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device).zero_()
 
 
 def _weight_name(fqn: str) -> str:
@@ -184,6 +188,15 @@ def _declared_low(guard: LeafGuard, leaf: LeafSpec, dims: Dims) -> LeafGuard:
         return Range(form({name: low}), dim.high) if dim.low == form({name: 2}) else dim
 
     return replace(guard, dims=tuple(map(lowered, leaf.shape, guard.dims)))
+
+
+def _aligned(guards: Guards) -> Guards:
+    """On a GPU kernels load 16 bytes at a time; what lies askew they would copy first, and not write back."""
+    leaves = tuple(
+        replace(leaf, aligned=leaf.device == "cuda") if isinstance(leaf, TensorGuard) else leaf
+        for leaf in guards.leaves
+    )
+    return replace(guards, leaves=leaves)
 
 
 def _require_declared(size: int | str, dim: int | Range, dims: Dims, place: str, variant: str) -> None:
@@ -377,7 +390,9 @@ def _fits(guards: Guards, example: Example) -> bool:
 
 def _parse_leaf(record: Json) -> LeafSpec:
     if "dtype" in record:
-        return TensorLeaf(record["path"], record["dtype"], tuple(record["shape"]), record["layout"])
+        return TensorLeaf(
+            record["path"], record["dtype"], tuple(record["shape"]), record["layout"], record.get("device", "cpu")
+        )
     if "low" in record:
         return IntLeaf(record["path"], record["low"], record["high"])
     return ValueLeaf(record["path"], parse_scalar(record["value"]))

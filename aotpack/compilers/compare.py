@@ -64,6 +64,8 @@ def _leaf_difference(a: Any, b: Any, rtol: float | None, atol: float | None, *, 
         return f"expected a tensor, got {type(b).__name__}"
     if a.dtype != b.dtype:
         return f"expected {a.dtype}, got {b.dtype}"
+    if a.device != b.device:
+        return f"expected it on {a.device}, got it on {b.device}"
     if a.shape != b.shape:
         return f"expected shape {list(a.shape)}, got {list(b.shape)}"
     if not values or not a.numel():

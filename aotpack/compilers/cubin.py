@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from elftools.common.exceptions import ELFError
@@ -101,6 +102,17 @@ def read_cubin(data: bytes) -> Cubin:
         raise ValueError(f"not a cubin that can be read: {type(error).__name__}: {error}") from error
     imports = sorted(symbol.name for symbol in symbols if symbol.is_function and not symbol.is_defined)
     return Cubin(architecture=_architecture(elf, sections), kernels=kernels, imports=tuple(imports))
+
+
+def archs_inside(path: Path) -> set[str]:
+    """The architectures of the cubins that a shared library carries as data."""
+    data = path.read_bytes()
+    found = (match.start() for match in re.finditer(rb"\x7fELF\x02\x01", data))
+    return {
+        read_cubin(data[start:]).architecture
+        for start in found
+        if int.from_bytes(data[start + 18 : start + 20], "little") == EM_CUDA
+    }
 
 
 # ------------------------------------------------------------------------------------------------ architecture

@@ -32,6 +32,7 @@ from aotpack.compilers.modules import (
     import_modules,
     is_training,
     load_source,
+    move_module,
     named_tensors,
     overlapping,
     own_dense_weights,
@@ -130,8 +131,10 @@ class _Session:
 
     def __init__(self, job: Mapping[str, Json], module: torch.nn.Module, folder: Path) -> None:
         self.job, self.name, self.folder = job, job["entry"], folder
+        self.device = job.get("device", "cpu")
         if job["precision"]:
             module.to(getattr(torch, job["precision"]))
+        move_module(module, self.device)
         self.training = [name or "the model itself" for name in is_training(module)]
         if self.training and not job["training"]:
             raise SourceError(
@@ -187,7 +190,7 @@ class _Session:
         leaves: list[LeafSpec] = []
         for parameter in self.parameters:
             if parameter.name in described and parameter.name not in absent:
-                trees.append(_input(described[parameter.name], parameter.name, leaves))
+                trees.append(_input(described[parameter.name], parameter.name, leaves, self.device))
             else:
                 tree, values = default_tree(parameter, self.job["source"])
                 trees.append(tree)
@@ -424,9 +427,10 @@ class _Session:
         for name, tensor in everything.items():
             key = tied[name]
             order = storage_order(tensor)
-            refs[name] = {"tensor": key} | ({} if order == sorted(order) else {"order": order})
+            on_host = {"host": True} if self.device != "cpu" and tensor.device.type == "cpu" else {}
+            refs[name] = {"tensor": key} | ({} if order == sorted(order) else {"order": order}) | on_host
             if key == name:
-                stored[key] = tensor.permute(order).detach().contiguous()
+                stored[key] = tensor.permute(order).detach().cpu().contiguous()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "weights.safetensors")
             save_file(stored, path)
@@ -467,21 +471,21 @@ class _Session:
 _TORCH_NAMESPACES = frozenset({"aten", "prims", "prim", "higher_order", "_operator", "symm_mem", "quantized", "mkldnn"})
 
 
-def _input(record: Json, path: str, leaves: list[LeafSpec]) -> Tree:
-    """One argument of the manifest as a tree; its leaves are appended."""
+def _input(record: Json, path: str, leaves: list[LeafSpec], device: str) -> Tree:
+    """One argument of the manifest as a tree; its leaves are appended, tensors as on `device`."""
     match record:
         case {"tensor": spec}:
-            leaves.append(TensorLeaf(path, spec["dtype"], tuple(spec["shape"]), spec["layout"]))
+            leaves.append(TensorLeaf(path, spec["dtype"], tuple(spec["shape"]), spec["layout"], device))
         case {"int": [low, high]}:
             leaves.append(IntLeaf(path, low, high))
         case {"list": items} | {"tuple": items}:
             kind = "list" if "list" in record else "tuple"
-            return (kind, *[_input(item, f"{path}[{position}]", leaves) for position, item in enumerate(items)])
+            return (kind, *[_input(item, f"{path}[{position}]", leaves, device) for position, item in enumerate(items)])
         case {"dict": items}:
-            children = [_input(item, f"{path}[{key!r}]", leaves) for key, item in items.items()]
+            children = [_input(item, f"{path}[{key!r}]", leaves, device) for key, item in items.items()]
             return ("dict", tuple(items), *children)
         case {"class": name, "fields": items}:
-            children = [_input(item, f"{path}.{key}", leaves) for key, item in items.items()]
+            children = [_input(item, f"{path}.{key}", leaves, device) for key, item in items.items()]
             return ("class", name, tuple(items), *children)
         case {"value": value}:
             leaves.append(ValueLeaf(path, value))
@@ -492,4 +496,4 @@ def _input(record: Json, path: str, leaves: list[LeafSpec]) -> Tree:
 
 def _bytes(tensor: torch.Tensor) -> bytes:
     head = f"{tensor.dtype} {tuple(tensor.shape)}".encode()
-    return head + tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else head
+    return head + tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else head

@@ -17,6 +17,7 @@ import torch
 from aotpack_runtime.errors import AotpackError, SourceError
 from aotpack_runtime.format.index import Default, Parameter
 from aotpack_runtime.format.tree import Tree, flatten
+from aotpack_runtime.loaders.programs import move
 from aotpack_runtime.loaders.source import build_module
 
 Json = Any
@@ -45,6 +46,15 @@ def load_source(source: str, args: Mapping[str, Json], folder: Path) -> torch.nn
         raise SourceError(
             source, f"raised {type(error).__name__}: {_line(error)}{user_place(error, folder)}"
         ) from error
+
+
+def move_module(module: torch.nn.Module, device: str) -> None:
+    """`module.to(device)`; a saved program also makes on `device` what it was traced to make in host memory."""
+    if device == "cpu":
+        return
+    module.to(device)
+    if isinstance(module, torch.fx.GraphModule):
+        move(module, "cpu", torch.device(device))
 
 
 def drop_detach(graph_module: torch.fx.GraphModule) -> None:

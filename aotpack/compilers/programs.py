@@ -181,7 +181,8 @@ def _as_meta(tensor: Any) -> Any:
 def _dump_leaf(leaf: LeafSpec) -> Json:
     match leaf:
         case TensorLeaf():
-            return {"path": leaf.path, "dtype": leaf.dtype, "shape": list(leaf.shape), "layout": leaf.layout}
+            device = {} if leaf.device == "cpu" else {"device": leaf.device}
+            return {"path": leaf.path, "dtype": leaf.dtype, "shape": list(leaf.shape), "layout": leaf.layout, **device}
         case IntLeaf():
             return {"path": leaf.path, "low": leaf.low, "high": leaf.high}
         case _:

@@ -32,6 +32,7 @@ class TensorLeaf:
     dtype: str
     shape: tuple[int | str, ...]
     layout: str = "contiguous"
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class Symbols:
 
 
 def guards_of(
-    program: ExportedProgram, leaves: Sequence[LeafSpec], *, device: str = "cpu", name: str
+    program: ExportedProgram, leaves: Sequence[LeafSpec], *, name: str
 ) -> tuple[tuple[LeafGuard, ...], tuple[Expression, ...]]:
     """One guard a leaf, and the relations between sizes, that `program` relies on. CompileError when one of them
     cannot be said in our expressions."""
@@ -148,7 +149,7 @@ def guards_of(
             continue
         layout = _layout(symbols, leaf)
         dims = tuple(_dim(size, ranges) for size in sizes)
-        guards.append(TensorGuard(path=leaf.path, dtype=leaf.dtype, dims=dims, device=device, layout=layout))
+        guards.append(TensorGuard(path=leaf.path, dtype=leaf.dtype, dims=dims, device=leaf.device, layout=layout))
         for axis, size in enumerate(sizes):
             own = variable(leaf.path, axis)
             if size.free_symbols and not (isinstance(size, sympy.Symbol) and symbols.texts[size] == own):

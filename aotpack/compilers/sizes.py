@@ -80,7 +80,9 @@ def example_tensors(
         if isinstance(size, int):
             leaves.append(torch.empty(size, 0))
         elif isinstance(leaf, TensorLeaf):
-            guard = TensorGuard(path=leaf.path, dtype=leaf.dtype, dims=size or (), device="cpu", layout=leaf.layout)
+            guard = TensorGuard(
+                path=leaf.path, dtype=leaf.dtype, dims=size or (), device=leaf.device, layout=leaf.layout
+            )
             guards = Guards(("*",), (guard,))
             leaves += make_leaves(guards, (size,), fills)
     return leaves

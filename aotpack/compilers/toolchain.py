@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from aotpack_runtime.errors import MissingDependency, SourceError
+from aotpack_runtime.format.gpu import parse_arch
 from aotpack_runtime.format.target import X86_64_LEVELS, cpu_flags
+from aotpack_runtime.machine import this_machine
 
 Json = Any
 
@@ -96,6 +98,33 @@ def torch_version() -> str:
 def toolchain() -> dict[str, str]:
     """Everything outside of us that decides what a compile gives."""
     return {"torch": torch_version(), "cxx": compiler_version(), "machine": platform.machine()}
+
+
+def gpu_tools() -> dict[str, str]:
+    """What decides, beside `toolchain`, what a compile for the GPU of this host gives: Inductor times its kernels."""
+    machine = this_machine()
+    return {
+        "cuda": machine.torch_cuda or "none",
+        "triton": importlib.metadata.version("triton"),
+        "gpu": machine.gpu.name if machine.gpu else "none",
+    }
+
+
+def missing_for_gpu(arch: str) -> str | None:
+    """Why torch entries for `arch` cannot be built on this host, None when they can: AOTInductor compiles for the GPU
+    at hand, and what was not run on one is not packed."""
+    machine, wanted = this_machine(), parse_arch(arch).capability
+    if machine.gpu is None:
+        return f"needs a GPU of capability {_dotted(wanted)}; this host has no CUDA device"
+    if machine.gpu.capability != wanted:
+        return f"needs a GPU of capability {_dotted(wanted)}; this host's {machine.gpu.name} has {machine.gpu}"
+    if machine.torch_cuda is None:
+        return f"needs a CUDA build of torch; {torch_version()} is a CPU build"
+    return None
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
 
 
 def needs_of_library(path: Path) -> Mapping[str, str]:

@@ -22,26 +22,28 @@ _PLAIN_SCALARS = frozenset({bool, int, str, type(None)})
 def describe(trees: tuple[Tree, ...], leaves: Sequence[object], device: str) -> Call:
     """The call as guards see it; `device` ("cpu", "cuda:0") is where the entry runs."""
     torch = sys.modules.get("torch")
-    described = [_describe(leaf, torch) for leaf in leaves]
+    described = [_describe(leaf, torch, device) for leaf in leaves]
     for position in sharing(leaves) if torch is not None else ():
         if isinstance(found := described[position], TensorMeta):
             described[position] = replace(found, shared=True)
     return Call(trees, tuple(described), _state(torch, device))
 
 
-def _describe(leaf: object, torch: Any) -> Leaf:
+def _describe(leaf: object, torch: Any, device: str) -> Leaf:
     kind = type(leaf)
     if kind in _PLAIN_SCALARS or kind is float or kind is complex:
         return leaf  # type: ignore[return-value]
     if torch is not None and isinstance(leaf, torch.Tensor):
-        return _describe_tensor(leaf, torch)
+        return _describe_tensor(leaf, torch, device)
     return Other(f"an instance of {kind.__module__}.{kind.__qualname__}")
 
 
-def _describe_tensor(tensor: Any, torch: Any) -> TensorMeta:
+def _describe_tensor(tensor: Any, torch: Any, device: str) -> TensorMeta:
     dtype = str(tensor.dtype).removeprefix("torch.")
     needs_grad = bool(tensor.requires_grad and torch.is_grad_enabled())
     odd = _odd(tensor, torch)
+    if not odd and tensor.is_cuda and device.startswith("cuda:") and str(tensor.device) != device:
+        odd = f"is on {tensor.device}, the session is for {device}"
     strided = tensor.layout is torch.strided and not tensor.is_nested
     return TensorMeta(
         dtype=dtype,

@@ -34,7 +34,6 @@ class Bundle:
         self.root, self.index, self.digest, self.check = root, index, digest, check
         self._descriptors, self._checked = descriptors, set[str]()
         self._members = index.members()
-        self._weights: WeightsFile | None = None
 
     def files(self, variant: Variant) -> dict[str, str]:
         """Paths of a variant's files by name, each checked against its digest."""
@@ -56,16 +55,15 @@ class Bundle:
         # given back: its number must not come to mean another file.
         return f"/proc/self/fd/{os.dup(descriptor)}"
 
-    def weights(self) -> WeightsFile:
-        """The weights file, mapped and checked once."""
-        if self._weights is None:
-            if self.index.weights_file is None:
-                raise MalformedBundle(layout.INDEX, "names no weights file")
-            member = layout.weights(self.index.weights_file.digest)
-            descriptor = self._open(member)
-            self._verify(member, descriptor)
-            self._weights = map_weights(descriptor, member)
-        return self._weights
+    def weights(self, *, keep: bool = True) -> WeightsFile:
+        """The weights file, checked once; mapped once in this process, or (to be read from one time, not `keep`) for as
+        long as somebody holds what is returned."""
+        if self.index.weights_file is None:
+            raise MalformedBundle(layout.INDEX, "names no weights file")
+        member = layout.weights(self.index.weights_file.digest)
+        descriptor = self._open(member)
+        self._verify(member, descriptor)
+        return map_weights(descriptor, member) if keep else WeightsFile(descriptor, member)
 
     def verify(self, progress: Callable[[str], None] = lambda member: None) -> None:
         """Hash every member; the first that differs raises."""

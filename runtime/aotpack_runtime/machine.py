@@ -68,14 +68,20 @@ class Machine:
     def torch(self) -> str | None:
         """torch's version: of the imported module, else of the installed package's version.py."""
         module = sys.modules.get("torch")
-        if module is not None:
-            return str(module.__version__)
+        return str(module.__version__) if module is not None else self._in_torch(r"__version__ = '([^']+)'")
+
+    @cached_property
+    def torch_cuda(self) -> str | None:
+        """The CUDA version that the installed torch is built for; None of a CPU build."""
+        module = sys.modules.get("torch")
+        return module.version.cuda if module is not None else self._in_torch(r"cuda\b.* = '([^']+)'")
+
+    def _in_torch(self, pattern: str) -> str | None:
+        """What `pattern` finds in the version.py of the installed torch."""
         spec = importlib.util.find_spec("torch")
-        if spec is None or not spec.submodule_search_locations:
-            return None
-        for folder in spec.submodule_search_locations:
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
             try:
-                match = re.search(r"__version__ = '([^']+)'", Path(folder, "version.py").read_text())
+                match = re.search(pattern, Path(folder, "version.py").read_text())
             except OSError:
                 continue
             if match:

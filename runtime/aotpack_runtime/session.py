@@ -88,7 +88,8 @@ class Session:
         self._lock = threading.RLock()
         self._closed = False
         self._warm: set[str] = set()
-        self._machine, self._allow = machine.on(int(device.partition(":")[2] or 0)), allow
+        self._torch_device = _numbered(device)
+        self._machine, self._allow = machine.on(int(self._torch_device.partition(":")[2] or 0)), allow
         judged = judge(bundle.index, device, self._machine, allow, strict=policy == "error")
         self.verdict, self.skipped, self._elsewhere = judged
         self._entries = {
@@ -215,7 +216,7 @@ class Session:
             "skipped": [(item.id, self.skipped[item.id]) for item in record.variants if item.id in self.skipped],
         }
         if record.kernel is None:
-            return TorchEntry(record, weights=self._weight_set, **shared)
+            return TorchEntry(record, weights=self._weight_set, **shared | {"device": self._torch_device})
         return KernelEntry(
             record,
             machine=self._machine,
@@ -233,8 +234,9 @@ class Session:
                 if weights is None:
                     module = loader(WEIGHTS)
                     record = self.bundle.index.weight_sets.get(name, index.WeightSet({}))
-                    file = self.bundle.weights() if record.weights else None
-                    weights = self._weights[name] = module.TorchWeights(file, record)
+                    on_host = self._torch_device == "cpu"
+                    file = self.bundle.weights(keep=on_host) if record.weights else None
+                    weights = self._weights[name] = module.TorchWeights(file, record, self._torch_device)
         return weights
 
     def _sets_for(self, new: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -266,7 +268,7 @@ class Session:
         if not isinstance(entry, TorchEntry):
             return
         serve, inputs = entry.serve_for(variant), loader(INPUTS)
-        leaves = inputs.make_leaves(variant.guards, variant.examples[0], entry.record.fills)
+        leaves = inputs.make_leaves(variant.guards, variant.examples[0], entry.record.fills, device=entry.device)
         weights = self._weight_set(variant.weights)
         if weights.state_lock is None:
             serve(*leaves)
@@ -284,6 +286,14 @@ class Session:
     def _require_open(self) -> None:
         if self._closed:
             raise SessionClosed("the session is closed", hint="load the bundle again")
+
+
+def _numbered(device: str) -> str:
+    """The one device that models are on: "cuda" is torch's current one where torch is in use, else the first."""
+    if device != "cuda":
+        return device
+    torch = sys.modules.get("torch")
+    return f"cuda:{torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0}"
 
 
 def reject_variant(variant: Variant, device: str, machine: Machine, allow: frozenset[str] = frozenset()) -> str | None:

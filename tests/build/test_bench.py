@@ -110,7 +110,7 @@ def test_a_mode_whose_compiler_is_missing_is_not_measurable_rather_than_fast(mon
 def sample(seconds: float, **more: Any) -> dict[str, Any]:
     call = {"case": "8", "kind": "hot", "heavy": [], "first_s": 0.1, "second_s": 0.1, "steady_s": 0.1}
     return {
-        "first_output_s": seconds, "phases_s": {"load": 0.1}, "calls": [call], "peak_rss_bytes": 1, "compiles": 0,
+        "first_output_s": seconds, "phases_s": {"load": 0.1}, "calls": [call], "peak_rss_bytes": 1, "peak_gpu_bytes": None, "compiles": 0,
         "hits": 2, "misses": 0, **more,
     }  # fmt: skip
 
@@ -152,7 +152,9 @@ def test_a_bundle_that_never_hit_or_imported_a_compiler_has_no_figure(
         verify={},
     )  # fmt: skip
     case = Case("8", "hot", "v", ((8,),))
-    harness = Offline(tmp_path, record, [case], folder=tmp_path, dtype="", steady=False, report=lambda line: None)
+    harness = Offline(
+        tmp_path, record, [case], device="cpu", folder=tmp_path, dtype="", steady=False, report=lambda line: None
+    )
     runs = Runs(samples={"bundle": [sample(1.0, **changed)]})
     harness._check(tmp_path, runs, tmp_path / "reference.pt")
     assert runs.wrong == {"bundle": wrong}

@@ -28,6 +28,7 @@ class Host:
     devices: tuple[str, ...] = ("cpu",)
     cpu_flags: frozenset[str] = frozenset()
     torch: str | None = "2.13.0"
+    torch_cuda: str | None = None
     glibc: str | None = "2.36"
     libstdcxx: str | None = "3.4.30"
     python: str = "cp311"

@@ -137,10 +137,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class WeightRef:
-    """One weight: its tensor in the weights file, and the order of dims it is stored in when not row-major."""
+    """One weight: its tensor in the weights file, and the order of dims it is stored in when not row-major. A `host`
+    one stays in host memory when the model is on a GPU, as a literal of forward() does."""
 
     tensor: str
     order: tuple[int, ...] | None = None
+    host: bool = False
 
 
 @dataclass(frozen=True, slots=True)

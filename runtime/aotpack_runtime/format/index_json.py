@@ -4,6 +4,7 @@ FORMAT_VERSION ledger
     1  2026-11  first version: kinds aoti and exported
     2  2026-11  adds entries of kernels: kinds cubin and ptx, Variant.axes and .launch, Entry.kernel; what many variants
                 have in common stands once, under `shared`; reads 1
+    3  2026-11  adds torch entries on CUDA: WeightRef.host, and the need `cuda`; reads 1 and 2
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ from aotpack_runtime.format.launch import dump_launch, parse_launch
 from aotpack_runtime.format.sound import check_kernel, check_members, check_parameters, check_variant, check_weights
 from aotpack_runtime.format.target import Target
 
-FORMAT_VERSION = 2
-READS = (1, 2)
+FORMAT_VERSION = 3
+READS = (1, 2, 3)
 
 SHARED = ("target", "outputs", "constants")
 """Fields of a variant that are written as a number, of the place under `shared` where their value stands."""
@@ -150,7 +151,8 @@ def _dump_file(file: File) -> Json:
 def _dump_set(item: WeightSet) -> Json:
     weights: dict[str, Json] = {}
     for name, ref in item.weights.items():
-        weights[name] = {"tensor": ref.tensor} | ({} if ref.order is None else {"order": list(ref.order)})
+        order = {} if ref.order is None else {"order": list(ref.order)}
+        weights[name] = {"tensor": ref.tensor} | order | ({"host": True} if ref.host else {})
     return {"weights": weights, "state": list(item.state), "dtype": item.dtype}
 
 
@@ -336,10 +338,17 @@ def _parse_file(value: Json) -> File:
 
 def _parse_set(value: Json) -> WeightSet:
     refs = {
-        name: WeightRef(_text(item["tensor"]), tuple(item["order"]) if "order" in item else None)
+        name: WeightRef(_text(item["tensor"]), tuple(item["order"]) if "order" in item else None, _is_host(item))
         for name, item in value["weights"].items()
     }
     return WeightSet(refs, tuple(_text(name) for name in value["state"]), _text(value["dtype"]))
+
+
+def _is_host(item: Json) -> bool:
+    found = item.get("host", False)
+    if not isinstance(found, bool):
+        raise TypeError(f"host: expected true or false, got {str(found)[:80]!r}")
+    return found
 
 
 def _text(value: Json) -> str:

@@ -25,6 +25,8 @@ class Machine(Protocol):
     @property
     def torch(self) -> str | None: ...
     @property
+    def torch_cuda(self) -> str | None: ...
+    @property
     def glibc(self) -> str | None: ...
     @property
     def libstdcxx(self) -> str | None: ...
@@ -106,6 +108,14 @@ def _needs_torch(value: str, machine: Machine) -> str | None:
     return f"built with torch {value}, running {machine.torch}; rebuild, or allow it with AOTPACK_ALLOW=torch"
 
 
+def _needs_cuda(value: str, machine: Machine) -> str | None:
+    """A package calls the CUDA runtime that came with its torch, whose library is named by the major version."""
+    have = machine.torch_cuda
+    if have is not None and version(have)[:1] == version(value)[:1]:
+        return None
+    return f"needs a torch for CUDA {version(value)[0]}.x, this one is for {have or 'no CUDA'}"
+
+
 def _at_least(name: str, found: Callable[[Machine], str | None]) -> Callable[[str, Machine], str | None]:
     def rule(value: str, machine: Machine) -> str | None:
         have, wanted = found(machine), version(value)
@@ -135,6 +145,7 @@ RULES: Mapping[str, Callable[[str, Machine], str | None]] = {
     "arch": _equals("machine", lambda machine: machine.arch),
     "cpu": _needs_cpu,
     "cubin": _on_gpu(reject_cubin),
+    "cuda": _needs_cuda,
     "glibc": _at_least("glibc", lambda machine: machine.glibc),
     "libstdcxx": _at_least("libstdc++ GLIBCXX", lambda machine: machine.libstdcxx),
     "ptx": _on_gpu(reject_ptx),

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -37,15 +37,13 @@ class AotiExecutable:
     """A loaded package. `run` may be called from many threads; it is replaced once it is known how long calls take."""
 
     def __init__(self, variant: Variant, path: str, weights: TorchWeights, *, concurrency: int) -> None:
-        runner_class = _runner_class()
         try:
-            self._runner = runner_class(path, concurrency)
+            self._runner = open_runner(path, concurrency, weights.device)
         except Exception as error:
             raise ArtifactError(variant.id, _words(error), hint=_hint(error, path)) from error
         self._variant, self._path, self._concurrency = variant, path, concurrency
-        self._constants = dict(variant.constants)
         self._weights = weights
-        self._check_constants(variant)
+        check_constants(variant, self._runner.get_constant_names_to_original_fqns())
         self._bound = False
         self._container: Container | None = None
         self._quick = 0
@@ -76,7 +74,7 @@ class AotiExecutable:
     def _leave_gil(self) -> None:
         with self._weights.lock:
             if self._container is None:
-                container = Container.open(self._path, self._variant.id, self._concurrency)
+                container = Container.open(self._path, self._variant.id, self._concurrency, self._weights.device)
                 if container is not None:
                     container.bind(self._tensors())
                 self._container = container
@@ -85,15 +83,8 @@ class AotiExecutable:
     def size_tensor(self, size: int) -> torch.Tensor:
         return size_tensor(size)
 
-    def _check_constants(self, variant: Variant) -> None:
-        """A constant without its weight is a crash at the first call, so it is refused here."""
-        asked = set(self._runner.get_constant_names_to_original_fqns())
-        missing = sorted(asked - self._constants.keys())
-        if missing:
-            raise ArtifactError(variant.id, f"asks for constants the index does not name: {', '.join(missing[:5])}")
-
     def _tensors(self) -> dict[str, torch.Tensor]:
-        return {constant: self._weights.tensors[name] for constant, name in self._constants.items()}
+        return self._weights.named(self._variant.constants)
 
     def _rebind(self) -> None:
         """Bind the current weights without a copy. The first time there is nothing to swap; later the other buffer is
@@ -109,12 +100,54 @@ class AotiExecutable:
         self._bound = True
 
 
-def load(variant: Variant, files: Mapping[str, str], weights: TorchWeights) -> AotiExecutable:
+class CudaExecutable:
+    """A loaded package on a GPU. A call queues the model's work on torch's current stream and returns.
+
+    The C interface serves from the first call on: each container loads the kernels by itself (a tenth of a second for a
+    transformer, H200), so changing from one to another would stall a call. One model object: its second would load
+    them again, at the second call.
+    """
+
+    def __init__(self, variant: Variant, container: Container, weights: TorchWeights) -> None:
+        self._variant, self._container, self._weights = variant, container, weights
+        check_constants(variant, container.constant_names())
+        several = torch.cuda.device_count() > 1
+        self.run: Callable[[list[Any]], Any] = self._on_device if several else container.run
+        with weights.lock:
+            weights.bind(self._rebind)
+
+    def size_tensor(self, size: int) -> torch.Tensor:
+        return size_tensor(size)
+
+    def _on_device(self, inputs: list[Any]) -> Any:
+        with torch.cuda.device(self._weights.device):
+            return self._container.run(inputs)
+
+    def _rebind(self) -> None:
+        self._container.bind(self._weights.named(self._variant.constants))
+
+
+def load(variant: Variant, files: Mapping[str, str], weights: TorchWeights) -> AotiExecutable | CudaExecutable:
     """Open the library and bind the weights; ArtifactError with the loader's own words."""
     if LIBRARY not in files:
         raise ArtifactError(variant.id, f"holds no {LIBRARY}")
-    stateful = bool(weights.set.state)
-    return AotiExecutable(variant, files[LIBRARY], weights, concurrency=1 if stateful else _concurrency())
+    path = files[LIBRARY]
+    if weights.device.type == "cuda" and files.keys() == {LIBRARY} and _is_tried():
+        try:
+            with torch.cuda.device(weights.device):  # a container leaves its device as the current one
+                container = Container.open(path, variant.id, 1, weights.device)
+        except OSError as error:
+            raise ArtifactError(variant.id, _words(error), hint=_hint(error, path)) from error
+        if container is not None:
+            return CudaExecutable(variant, container, weights)
+    return AotiExecutable(variant, path, weights, concurrency=1 if weights.set.state else _concurrency())
+
+
+def check_constants(variant: Variant, asked: Iterable[str]) -> None:
+    """A constant without its weight is a crash at the first call, so it is refused here."""
+    missing = sorted(set(asked) - dict(variant.constants).keys())
+    if missing:
+        raise ArtifactError(variant.id, f"asks for constants the index does not name: {', '.join(missing[:5])}")
 
 
 def _concurrency() -> int:
@@ -122,17 +155,25 @@ def _concurrency() -> int:
     return max(2, min(8, len(os.sched_getaffinity(0))))
 
 
-def _runner_class() -> Any:
-    found = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    runner = getattr(getattr(torch._C, "_aoti", None), "AOTIModelContainerRunnerCpu", None)
-    if runner is not None and RUNNER_GATE[0] <= found < RUNNER_GATE[1]:
-        return runner
+def open_runner(path: str, concurrency: int, device: torch.device) -> Any:
+    """torch's C++ runner for the library at `path`, or torch's public loader where the runner is not known."""
+    found: Any = getattr(torch._C, "_aoti", None)
+    if _is_tried() and device.type == "cuda" and hasattr(found, "AOTIModelContainerRunnerCuda"):
+        with torch.cuda.device(device):
+            return found.AOTIModelContainerRunnerCuda(path, concurrency, str(device), os.path.dirname(path))
+    if _is_tried() and device.type == "cpu" and hasattr(found, "AOTIModelContainerRunnerCpu"):
+        return found.AOTIModelContainerRunnerCpu(path, concurrency)
     from aotpack_runtime.loaders.public import PublicRunner
 
     log.warning(
         "torch %s: its AOTInductor runner was not tried here; loading through torch's public way", torch.__version__
     )
-    return PublicRunner
+    return PublicRunner(path, device)
+
+
+def _is_tried() -> bool:
+    found = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    return RUNNER_GATE[0] <= found < RUNNER_GATE[1]
 
 
 def _words(error: Exception) -> str:

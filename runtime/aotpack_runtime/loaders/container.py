@@ -11,8 +11,9 @@ not export them.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from ctypes import byref, c_bool, c_char_p, c_size_t, c_void_p
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,11 +23,23 @@ from aotpack_runtime.errors import ArtifactError
 _NAMES = (
     "AOTInductorModelContainerCreateWithDevice",
     "AOTInductorModelContainerDelete",
+    "AOTInductorModelContainerGetConstantName",
+    "AOTInductorModelContainerGetConstantOriginalFQN",
+    "AOTInductorModelContainerGetNumConstants",
     "AOTInductorModelContainerGetNumOutputs",
     "AOTInductorModelContainerRun",
     "AOTInductorModelContainerSwapConstantBuffer",
     "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs",
 )
+
+
+def _no_stream() -> None:
+    return None
+
+
+def _current_stream(device: torch.device) -> Callable[[], int]:
+    """A function that gives the handle of the stream which is current on `device` when it is called."""
+    return partial(torch._C._cuda_getCurrentRawStream, device.index)
 
 
 class _Pair(ctypes.Structure):
@@ -40,28 +53,47 @@ _new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, (c_void_p, c_cha
 
 
 class Container:
-    """One model container of a loaded library; `run` may be called from many threads at once."""
+    """One model container of a loaded library; `run` may be called from many threads at once.
 
-    def __init__(self, library: Any, variant: str, concurrency: int) -> None:
+    On a GPU the model's work is queued on torch's current stream of the container's device.
+    """
+
+    def __init__(self, library: Any, variant: str, concurrency: int, device: torch.device) -> None:
         self._library, self._variant = library, variant
+        self._stream = _current_stream(device) if device.type == "cuda" else _no_stream
         self._run = library.AOTInductorModelContainerRun
         self._run.argtypes = (c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p)
         self._handle = c_void_p()
         self._bound = False
         create = library.AOTInductorModelContainerCreateWithDevice
-        self._check(create(byref(self._handle), c_size_t(concurrency), b"cpu", None), "created")
+        name = str(device).encode()
+        self._check(create(byref(self._handle), c_size_t(concurrency), name, None), "created")
         count = c_size_t()
         self._check(library.AOTInductorModelContainerGetNumOutputs(self._handle, byref(count)), "asked for its outputs")
         self._outputs = count.value
         self._results_type = c_void_p * count.value
 
     @classmethod
-    def open(cls, path: str, variant: str, concurrency: int) -> Container | None:
-        """A container of the library at `path`, which is loaded already; None where it lacks the interface."""
+    def open(cls, path: str, variant: str, concurrency: int, device: torch.device) -> Container | None:
+        """A container of the library at `path`; None where it lacks the interface. OSError when it does not load."""
         library = ctypes.CDLL(path)
         if not all(hasattr(library, name) for name in _NAMES):
             return None
-        return cls(library, variant, concurrency)
+        return cls(library, variant, concurrency, device)
+
+    def constant_names(self) -> dict[str, str]:
+        """The library's own name of each constant -> its name in the model that was compiled."""
+        count, own, original = c_size_t(), c_char_p(), c_char_p()
+        self._check(self._library.AOTInductorModelContainerGetNumConstants(self._handle, byref(count)), "asked")
+        names: dict[str, str] = {}
+        for number in map(c_size_t, range(count.value)):
+            for ask, place in (
+                (self._library.AOTInductorModelContainerGetConstantName, own),
+                (self._library.AOTInductorModelContainerGetConstantOriginalFQN, original),
+            ):
+                self._check(ask(self._handle, number, byref(place)), "asked for its constants")
+            names[(own.value or b"").decode()] = (original.value or b"").decode()
+        return names
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Use these constants from now on, without a copy; a call that runs meanwhile sees one set whole."""
@@ -82,7 +114,7 @@ class Container:
         # The model takes over the handles; the array stays ours.
         given = (c_void_p * count)(*[_get_pointer(handle, None) for handle in handles])
         results = self._results_type()
-        if self._run(self._handle, given, count, results, self._outputs, None, None):
+        if self._run(self._handle, given, count, results, self._outputs, self._stream(), None):
             raise RuntimeError(f"{self._variant}: the compiled model refused the call; it said why on stderr")
         capsules = [_new_capsule(result, None, None) for result in results]
         found: list[torch.Tensor] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)

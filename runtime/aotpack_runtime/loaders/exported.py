@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from aotpack_runtime.format.index import Variant
-from aotpack_runtime.loaders.programs import read_program
+from aotpack_runtime.loaders.programs import move, read_program
 from aotpack_runtime.loaders.tensors import TorchWeights, size_tensor
 
 
@@ -21,6 +21,8 @@ class ExportedExecutable:
 
     def __init__(self, variant: Variant, path: str, weights: TorchWeights) -> None:
         self._graph = read_program(path).graph_module
+        if weights.device.type != "cpu":
+            move(self._graph, weights.device.type, weights.device)
         self._names = [name for _, name in variant.constants]
         self._weights = weights
         self._bound: tuple[Any, ...] = ()

@@ -15,20 +15,27 @@ Json = Any
 
 
 def make_leaves(
-    guards: Guards, example: tuple[tuple[int, ...] | int | None, ...], fills: Mapping[str, Json], *, seed: int = 0
+    guards: Guards,
+    example: tuple[tuple[int, ...] | int | None, ...],
+    fills: Mapping[str, Json],
+    *,
+    seed: int = 0,
+    device: str = "",
 ) -> list[Any]:
-    """Leaves of a call with the sizes of `example`, filled as the manifest says; one seed gives the same values."""
+    """Leaves of a call with the sizes of `example`, filled as the manifest says; one seed gives the same values, on
+    every device. `device` ("cuda:1") is meant where a guard names its kind only."""
     leaves: list[Any] = []
     for guard, size in zip(guards.leaves, example, strict=True):
         if isinstance(guard, TensorGuard) and isinstance(size, tuple):
-            leaves.append(make_tensor(guard, size, fills.get(guard.path), seed=seed))
+            place = device if device.partition(":")[0] == guard.device else guard.device
+            leaves.append(make_tensor(guard, size, fills.get(guard.path), seed=seed).to(place))
         else:
             leaves.append(guard.value if isinstance(guard, ValueGuard) else size)
     return leaves
 
 
 def make_tensor(guard: TensorGuard, shape: tuple[int, ...], fill: Json, *, seed: int) -> torch.Tensor:
-    """One tensor; `fill` is "randn", "rand", "ones", "zeros" or {"randint": [low, high]} (high excluded)."""
+    """One tensor in host memory; `fill` is "randn", "rand", "ones", "zeros", or {"randint": [low, high]} below high."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{guard.path} {seed}".encode()))
     dtype = getattr(torch, guard.dtype)
     drawn = dtype if dtype.is_complex else torch.float32  # a number that is real hides a conj() that is missing

@@ -82,3 +82,17 @@ def _meta_weights(program: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             case {"tensor_constant": {"arg": argument, "tensor_constant_name": name}}:
                 constants[name] = meta(argument)
     return state, constants
+
+
+def move(graph_module: torch.fx.GraphModule, kind: str, device: torch.device) -> None:
+    """Let a program that was traced on a device of this `kind` run on `device`: what its operators are told to make
+    there, they make here."""
+
+    def placed(value: Any) -> Any:
+        return device if isinstance(value, torch.device) and value.type == kind else value
+
+    for module in graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                node.args, node.kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), placed)
+            module.recompile()

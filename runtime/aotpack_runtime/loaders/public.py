@@ -18,21 +18,21 @@ from typing import Any
 import torch
 
 _MEMBERS = {"archive_format": "pt2", "archive_version": "0", "byteorder": "little", ".data/version": "3\n"}
-_METADATA = {"AOTI_DEVICE_KEY": "cpu", "AOTI_PLATFORM": "linux"}
 
 
 class PublicRunner:
     """A package behind torch's public loader, with the methods of the private runner that we use."""
 
-    def __init__(self, path: str, concurrency: int) -> None:
+    def __init__(self, path: str, device: torch.device) -> None:
+        metadata = {"AOTI_DEVICE_KEY": device.type, "AOTI_PLATFORM": "linux"}
         with tempfile.TemporaryDirectory() as folder:
             archive = Path(folder, "model.pt2")
             with zipfile.ZipFile(archive, "w") as out:
                 for name, text in _MEMBERS.items():
                     out.writestr(f"model/{name}", text)
-                out.writestr("model/data/aotinductor/model/model.wrapper_metadata.json", json.dumps(_METADATA))
+                out.writestr("model/data/aotinductor/model/model.wrapper_metadata.json", json.dumps(metadata))
                 out.write(path, "model/data/aotinductor/model/model.wrapper.so")
-            self._model = torch._inductor.aoti_load_package(str(archive))
+            self._model = torch._inductor.aoti_load_package(str(archive), device_index=device.index or -1)
         self._lock = threading.Lock()
         # Inside the library a constant's name is its dotted name with everything else written as "_".
         self._names = {re.sub(r"\W", "_", fqn): fqn for fqn in self._model.get_constant_fqns()}

@@ -1,29 +1,30 @@
 """A weight set as torch tensors: one tensor a name, shared by every executable, replaced all at once.
 
 State (buffers that calls write) is a private copy for each session, shared by hits and fallbacks; whoever runs a
-call that may write it holds `state_lock`.
+call that may write it holds `state_lock`. On a GPU every tensor is a copy there, made once for all variants; a weight
+that the model keeps on the host (`WeightRef.host`) stays there.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from aotpack_runtime.errors import WeightsError
-from aotpack_runtime.format.index import WeightSet
+from aotpack_runtime.format.index import WeightRef, WeightSet
 from aotpack_runtime.weights import StoredTensor, WeightsFile
 
 
 class TorchWeights:
     """Tensors by name. `lock` serialises binding an executable and replacing weights; calls never take it."""
 
-    def __init__(self, file: WeightsFile, weight_set: WeightSet) -> None:
-        self.set = weight_set
+    def __init__(self, file: WeightsFile, weight_set: WeightSet, device: str = "cpu") -> None:
+        self.set, self.device = weight_set, torch.device(device)
         self.lock = threading.RLock()
         self.state_lock = threading.RLock() if weight_set.state else None
         self._executables: list[Callable[[], None]] = []
@@ -33,9 +34,26 @@ class TorchWeights:
         self._owned: set[str] = set()
         # The first call may come in inference mode, and tensors made there could not be written outside of it.
         with torch.inference_mode(False):
-            stored = {ref.tensor: _as_tensor(file[ref.tensor]) for ref in weight_set.weights.values()}
-            self._current = {key: tensor.clone() if key in self._state else tensor for key, tensor in stored.items()}
+            refs = {ref.tensor: ref for ref in weight_set.weights.values()}
+            self._current = {key: self._placed(_as_tensor(file[key]), ref) for key, ref in refs.items()}
+            self._synchronize()
             self.tensors = self._named()
+
+    def _placed(self, stored: torch.Tensor, ref: WeightRef) -> torch.Tensor:
+        """What sessions use of a stored tensor: itself, or a copy where calls write it or a GPU needs it."""
+        if self.device.type != "cpu" and not ref.host:
+            return stored.to(self.device)
+        return stored.clone() if ref.tensor in self._state or self.device.type != "cpu" else stored
+
+    def _synchronize(self) -> None:
+        """What is copied on this thread's stream is there for all streams, and all that was queued has been read."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def named(self, constants: Iterable[tuple[str, str]]) -> dict[str, torch.Tensor]:
+        """The current tensors by the names that a package has for them; all of them on its device, since Inductor's
+        kernels take literals from there too."""
+        return {constant: self.tensors[name].to(self.device) for constant, name in constants}
 
     def _named(self) -> Mapping[str, torch.Tensor]:
         return {name: _reordered(self._current[ref.tensor], ref.order) for name, ref in self.set.weights.items()}
@@ -77,6 +95,7 @@ class TorchWeights:
         """
         with self.state_lock or nullcontext(), self.lock, torch.inference_mode(False), torch.no_grad():
             self.gate.wait_for_earlier()
+            self._synchronize()
             fresh: dict[str, torch.Tensor] = {}
             for key in values.keys() - self._state:
                 spare = self._retired.get(key)
@@ -88,6 +107,7 @@ class TorchWeights:
                 if key in self._owned:
                     self._retired[key] = self._current[key]
                 self._owned.add(key)
+            self._synchronize()
             self._current |= fresh
             self.tensors = self._named()
             for rebind in self._executables:
@@ -148,7 +168,7 @@ def unknown_weight(name: str, known: Mapping[str, object]) -> str:
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Equal with NaN equal to itself."""
-    return torch.equal(*[tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (left, right)])
+    return torch.equal(*[tensor.cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in (left, right)])
 
 
 def size_tensor(size: int) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""Models of the GPU tests, each for one thing that a GPU does otherwise than a CPU."""
