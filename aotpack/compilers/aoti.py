@@ -124,6 +124,8 @@ def _specialise(
 ) -> tuple[_Kept, ExportedProgram]:
     """The program with zeros for weights, and traced again with the variant's sizes fixed and its ranges open."""
     program = read_program(store.object(job["program"]["file"]["sha256"]))
+    if job["device"] != "cpu":
+        _drop_places(program.graph_module)
     tied = job["program"]["tied"]
     zeros: dict[str, torch.Tensor] = {}
     tables: tuple[dict[str, Any], ...] = (program._state_dict, program._constants)
@@ -147,6 +149,17 @@ def _specialise(
             )  # fmt: skip
     except Exception as error:
         raise export_error(job["variant"], error, Path(job["folder"]), leaves) from error
+
+
+def _drop_places(graph_module: torch.fx.GraphModule) -> None:
+    """Take out what a trace asserts of where tensors are: a literal is in host memory there, and on the GPU here."""
+    check = torch.ops.aten._assert_tensor_metadata.default
+    for module in graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in list(module.graph.nodes):
+                if node.target is check and "device" in node.kwargs:
+                    module.graph.erase_node(node)
+            module.recompile()
 
 
 def _zeros(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -11,9 +11,7 @@ import hashlib
 import itertools
 import logging
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +38,12 @@ from aotpack.compilers.modules import (
     storage_order,
     tied_names,
 )
+from aotpack.compilers.probing import Probe, kept_state
 from aotpack.compilers.programs import (
     Program,
     operators_of,
     output_nodes,
-    program_weights,
     reaches,
-    resized,
     store_program,
     with_written,
     written_weights,
@@ -56,25 +53,18 @@ from aotpack.compilers.sizes import (
     DIVISIBLE,
     Dims,
     auto_dims,
-    channels_last_layout,
     distinct,
     example_of,
     example_sizes,
     flat_tensors,
-    gapped_layout,
     inside,
     named_sizes,
-    open_sizes,
-    output_numbers,
-    reversed_layout,
-    sizes_of,
     trace_inputs,
     traced,
-    with_low,
 )
 from aotpack_runtime.errors import CompileError, SourceError
 from aotpack_runtime.format.expression import variable
-from aotpack_runtime.format.guard import Guards, Range, TensorGuard
+from aotpack_runtime.format.guard import Guards, Range
 from aotpack_runtime.format.index_json import dump_parameter
 from aotpack_runtime.format.tree import Tree, paths
 from aotpack_runtime.loaders.inputs import make_leaves
@@ -152,6 +142,7 @@ class _Session:
         self.literals: dict[str, torch.Tensor] = {}
         self.parameters = parameters_of(module, job["source"])
         self.state: list[str] = []
+        self.probe = Probe(module, self._everything, outputs=job["outputs"], fills=job["fills"])
 
     # ---------------------------------------------------------------------------------------------- programs
 
@@ -207,7 +198,7 @@ class _Session:
         for open_fixed in (True, False):
             try:
                 program = self._export(shape, sizes, auto_dims(shape, open_fixed=open_fixed))
-                return self._relaxed(program)
+                return self.probe.relaxed(program)
             except CompileError:
                 raise
             except Exception as error:
@@ -230,7 +221,7 @@ class _Session:
         except Exception as error:
             raise export_error(variant, error, self.folder, shape.leaves) from error
         self._require_open(program.guards, shape, dims, variant)
-        return self._relaxed(program, dims)
+        return self.probe.relaxed(program)
 
     def _small_sizes(
         self, absent: tuple[str, ...], variants: Sequence[Json], family: Sequence[Program]
@@ -253,7 +244,7 @@ class _Session:
     def _export(self, shape: Shape, sizes: Mapping[str, int], dynamic: Sequence[Any]) -> Program:
         flat = Flat(self.module, shape, self.job["outputs"])
         tensors = trace_inputs(shape, sizes, self.job["fills"])
-        with torch.no_grad(), quiet_export(), self._kept_state():
+        with torch.no_grad(), quiet_export(), kept_state(self.module):
             exported = torch.export.export(flat, tuple(tensors), dynamic_shapes={"leaves": tuple(dynamic)})
         drop_detach(exported.graph_module)
         self._adopt_literals(exported)
@@ -294,84 +285,7 @@ class _Session:
                     hint=SPLIT,
                 )
 
-    # --------------------------------------------------------------------------------------- sizes 0 and 1
-
-    def _relaxed(self, program: Program, dims: Dims | None = None) -> Program:
-        """`program` with its guards let down to sizes 1 and 0 where it computes what eager does there.
-
-        A trace takes every open size to be 2 or more and leaves no sign of where that mattered (`squeeze` of a dim of
-        1 is the plainest case), so it is tried against eager: each size alone, then all of them together. Sizes that
-        the trace itself allows (a named dim from 1) are tried as well, and taken out where eager disagrees.
-        """
-        guards = program.guards
-        for size in (1, 0):
-            lowered = [name for name in open_sizes(guards) if self._agrees(program, {name: size})]
-            if lowered and len(lowered) > 1 and not self._agrees(program, dict.fromkeys(lowered, size)):
-                lowered = []
-            guards = with_low(guards, lowered, size)
-        return replace(program, guards=self._with_any_layout(program, guards))
-
-    def _with_any_layout(self, program: Program, guards: Guards) -> Guards:
-        """`guards` that take arguments in any layout where the program computes what eager does with them: it does
-        not where the model asks for strides, or made nothing of `x.contiguous()` when it was traced."""
-        few = {name: max(2, dim.low) for name, dim in named_sizes(guards) if isinstance(dim, Range)}
-        sizes = few if resized(program, few) else {}
-        if not all(
-            self._agrees(program, sizes, arrange) for arrange in (reversed_layout, gapped_layout, channels_last_layout)
-        ):
-            return guards
-        leaves = [replace(leaf, layout="any") if isinstance(leaf, TensorGuard) else leaf for leaf in guards.leaves]
-        return replace(guards, leaves=tuple(leaves))
-
-    def _agrees(
-        self,
-        program: Program,
-        sizes: Mapping[str, int],
-        arrange: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
-    ) -> bool:
-        """Does the program give eager's result with these sizes, and arguments in memory as `arrange` copies them?
-        False too where eager refuses."""
-        example = resized(program, sizes)
-        if example is None:
-            return False
-        leaves = make_leaves(program.guards, example, self.job["fills"])
-        tensors = flat_tensors(program.guards, leaves)
-        flat = Flat(self.module, program.shape, self.job["outputs"])
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), self._kept_state() as restore:
-            try:
-                torch.manual_seed(0)
-                wanted = flat(*map(arrange, tensors))
-                restore()
-                torch.manual_seed(0)
-                bound = [self._everything()[name] for name in program_weights(program.exported)]
-                found = program.exported.graph_module(*bound, *map(arrange, tensors))
-            except Exception:
-                return False
-        numbers = output_numbers(program.outputs, sizes_of(program.guards, example))
-        told = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in flat.capture.leaves]
-        return difference((flat.capture.tree, told), (program.outputs.tree, numbers)) is None and (
-            difference(tuple(wanted), tuple(found)) is None
-        )
-
     # ------------------------------------------------------------------------------------------- weights, state
-
-    @contextmanager
-    def _kept_state(self) -> Iterator[Any]:
-        """Buffers are what they were before, however often and whatever is run inside."""
-        saved = {name: tensor.clone() for name, tensor in self.module.named_buffers()}
-        owners = {name: self.module.get_submodule(name.rpartition(".")[0]) for name in saved}
-        tensors = dict(self.module.named_buffers())
-
-        def restore() -> None:
-            for name, value in saved.items():
-                tensors[name].copy_(value)
-                owners[name]._buffers[name.rpartition(".")[2]] = tensors[name]
-
-        try:
-            yield restore
-        finally:
-            with torch.no_grad():
-                restore()
 
     def _everything(self) -> dict[str, torch.Tensor]:
         return {**self.tensors, **self.literals}
@@ -414,7 +328,7 @@ class _Session:
         leaves = make_leaves(program.guards, program.example, self.job["fills"])
         flat = Flat(self.module, program.shape, self.job["outputs"])
         before = {name: _bytes(tensor) for name, tensor in self.module.named_buffers()}
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), self._kept_state():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), kept_state(self.module):
             flat(*flat_tensors(program.guards, leaves))
             return {name for name, tensor in self.module.named_buffers() if _bytes(tensor) != before[name]}
 
@@ -460,7 +374,7 @@ class _Session:
             flat = Flat(self.module, program.shape, self.job["outputs"])
             runs = []
             for seed in (1, 2):
-                with torch.no_grad(), torch.random.fork_rng(devices=[]), self._kept_state():
+                with torch.no_grad(), torch.random.fork_rng(devices=[]), kept_state(self.module):
                     torch.manual_seed(seed)
                     runs.append(tuple(flat(*[tensor.clone() for tensor in tensors])))
             if difference(runs[0], runs[1], rtol=0, atol=0) is not None:

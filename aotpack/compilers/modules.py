@@ -48,13 +48,13 @@ def load_source(source: str, args: Mapping[str, Json], folder: Path) -> torch.nn
         ) from error
 
 
-def move_module(module: torch.nn.Module, device: str) -> None:
-    """`module.to(device)`; a saved program also makes on `device` what it was traced to make in host memory."""
-    if device == "cpu":
+def move_module(module: torch.nn.Module, device: str, before: str = "cpu") -> None:
+    """`module.to(device)`; a saved program also makes there what it was traced to make on its device before."""
+    if device == before:
         return
     module.to(device)
     if isinstance(module, torch.fx.GraphModule):
-        move(module, "cpu", torch.device(device))
+        move(module, before, torch.device(device))
 
 
 def drop_detach(graph_module: torch.fx.GraphModule) -> None:

@@ -11,6 +11,7 @@ not export them.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Mapping
 from ctypes import byref, c_bool, c_char_p, c_size_t, c_void_p
 from functools import partial
@@ -65,6 +66,7 @@ class Container:
         self._run.argtypes = (c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p)
         self._handle = c_void_p()
         self._bound = False
+        self._paused: threading.Event | None = None
         create = library.AOTInductorModelContainerCreateWithDevice
         name = str(device).encode()
         self._check(create(byref(self._handle), c_size_t(concurrency), name, None), "created")
@@ -104,11 +106,21 @@ class Container:
         update = self._library.AOTInductorModelContainerUpdateUserManagedConstantBufferPairs
         self._check(update(self._handle, pairs, c_size_t(len(tensors)), c_bool(self._bound), c_bool(True)), "bound")
         if self._bound:
-            self._check(self._library.AOTInductorModelContainerSwapConstantBuffer(self._handle), "swapped")
+            # The swap waits for a moment without calls, and the library's lock lets new calls pass those who wait:
+            # under steady traffic it would wait for ever. So new calls wait here.
+            paused = self._paused = threading.Event()
+            try:
+                self._check(self._library.AOTInductorModelContainerSwapConstantBuffer(self._handle), "swapped")
+            finally:
+                self._paused = None
+                paused.set()
         self._bound = True
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """The model's results; RuntimeError when the model refuses, its own words are on stderr."""
+        paused = self._paused
+        if paused is not None:
+            paused.wait()
         count = len(inputs)
         handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(inputs)
         # The model takes over the handles; the array stays ours.
