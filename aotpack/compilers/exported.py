@@ -254,7 +254,7 @@ class _Session:
         leaves, where = guards_of(exported, shape.leaves, name=self.name)
         leaves = with_written(leaves, shape.leaves, exported)
         example = tuple(example_of(leaf, sizes) for leaf in shape.leaves)
-        return Program(exported, Guards(shape.trees, leaves, where), outputs, compiled, shape, example)
+        return Program(exported, Guards(shape.trees, leaves, where), outputs, compiled, shape, (example,))
 
     def _require_open(self, guards: Guards, shape: Shape, dims: Dims, variant: str) -> None:
         """A dim that the manifest declares as a range, and that came out fixed or narrower than from 2 on, is an error;

@@ -19,7 +19,8 @@ from aotpack.compilers.compare import difference
 from aotpack.compilers.failures import first_line
 from aotpack.compilers.flat import Flat
 from aotpack.compilers.modules import move_module
-from aotpack.compilers.programs import Program, program_weights, resized
+from aotpack.compilers.programs import Example, Program, low_sizes, program_weights, resized
+from aotpack.compilers.shapes import TensorLeaf
 from aotpack.compilers.sizes import (
     channels_last_layout,
     flat_tensors,
@@ -31,6 +32,7 @@ from aotpack.compilers.sizes import (
     sizes_of,
     with_low,
 )
+from aotpack_runtime.format.expression import parse, variable
 from aotpack_runtime.format.guard import Guards, Range, TensorGuard
 from aotpack_runtime.loaders.inputs import make_leaves
 from aotpack_runtime.loaders.programs import move
@@ -61,6 +63,7 @@ class Probe:
         1 is the plainest case), so it is tried against eager: each size alone, then all of them together. Sizes that
         the trace itself allows (a named dim from 1) are tried as well, and taken out where eager disagrees.
         """
+        program = replace(program, guards=_bound(self._trial(program), program))
         trial = self._trial(program)
         guards = program.guards
         for size in (1, 0):
@@ -68,7 +71,10 @@ class Probe:
             if lowered and len(lowered) > 1 and not trial.agrees(dict.fromkeys(lowered, size)):
                 lowered = []
             guards = with_low(guards, lowered, size)
-        return replace(program, guards=_with_any_layout(trial, program, guards))
+        lowest = replace(program, guards=guards)
+        small = [resized(lowest, sizes) for sizes in low_sizes(guards) if trial.takes(sizes)]
+        examples = dict.fromkeys([program.example, *[example for example in small if example is not None]])
+        return replace(lowest, guards=_with_any_layout(trial, program, guards), examples=tuple(examples))
 
     def _trial(self, program: Program) -> Trial:
         graph = program.exported.graph_module
@@ -108,21 +114,43 @@ class Trial:
     ) -> None:
         self._program, self._module, self._graph, self._bound, self._place = program, module, graph, bound, place
         self._outputs, self._fills = outputs, fills
+        self._taken: set[Example] = set()
+
+    def takes(self, sizes: Mapping[str, int]) -> bool:
+        """Does eager take these sizes? A trace may leave open what it refuses: two batches that are never compared."""
+        example = resized(self._program, sizes)
+        tensors = self._tensors(example)
+        if example is None or tensors is None:
+            return False
+        if example in self._taken:
+            return True
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), kept_state(self._module):
+            try:
+                Flat(self._module, self._program.shape, self._outputs)(*tensors)
+            except Exception:
+                return False
+        return True
+
+    def _tensors(self, example: Example | None) -> list[torch.Tensor] | None:
+        if example is None:
+            return None
+        leaves = make_leaves(self._program.guards, example, self._fills)
+        return [tensor.to(self._place or tensor.device) for tensor in flat_tensors(self._program.guards, leaves)]
 
     def agrees(self, sizes: Mapping[str, int], arrange: Arrange = torch.clone) -> bool:
         """Does the program give eager's result with these sizes, and arguments in memory as `arrange` copies them?
         False too where eager refuses."""
         program = self._program
         example = resized(program, sizes)
-        if example is None:
+        tensors = self._tensors(example)
+        if example is None or tensors is None:
             return False
-        leaves = make_leaves(program.guards, example, self._fills)
-        tensors = [tensor.to(self._place or tensor.device) for tensor in flat_tensors(program.guards, leaves)]
         flat = Flat(self._module, program.shape, self._outputs)
         with torch.no_grad(), torch.random.fork_rng(devices=[]), kept_state(self._module) as restore:
             try:
                 torch.manual_seed(0)
                 wanted = flat(*map(arrange, tensors))
+                self._taken.add(example)
                 restore()
                 torch.manual_seed(0)
                 found = self._graph(*self._bound, *map(arrange, tensors))
@@ -134,6 +162,47 @@ class Trial:
         return difference((flat.capture.tree, told), (program.outputs.tree, numbers)) is None and (
             difference(tuple(wanted), tuple(found)) is None
         )
+
+
+def _bound(trial: Trial, program: Program) -> Guards:
+    """`program`'s guards, with sizes that may not vary alone bound to those that the manifest gives the same name, or
+    else fixed.
+
+    A trace leaves a size open where only values decide: rows of a mask that are looked up by number may be fewer than
+    there are numbers. Eager may look them up only where it must (a mask of ones is passed over), the program always.
+    """
+    same: dict[str, list[str]] = {}
+    for leaf in program.shape.leaves:
+        if isinstance(leaf, TensorLeaf):
+            for axis, size in enumerate(leaf.shape):
+                same.setdefault(str(size), []).append(variable(leaf.path, axis))
+    partners = {place: places for size, places in same.items() if not size.isdecimal() for place in places}
+    guards = program.guards
+    for name in open_sizes(guards):
+        low = next(dim.low for place, dim in named_sizes(guards) if place == name)
+        alone = {name: max(low, 2)}
+        if not trial.takes(alone) or trial.agrees(alone):
+            continue
+        first, *others = partners.get(name, [name])
+        if others:
+            relation = parse(f"{others[0] if name == first else name} == {first}")
+            guards = replace(guards, where=tuple(dict.fromkeys((*guards.where, relation))))
+        else:
+            guards = _fixed(guards, name, sizes_of(guards, program.example)[name])
+    return guards
+
+
+def _fixed(guards: Guards, name: str, size: int) -> Guards:
+    leaves = [
+        replace(
+            leaf,
+            dims=tuple(size if variable(leaf.path, n) == name else dim for n, dim in enumerate(leaf.dims)),
+        )
+        if isinstance(leaf, TensorGuard)
+        else leaf
+        for leaf in guards.leaves
+    ]
+    return replace(guards, leaves=tuple(leaves))
 
 
 def _with_any_layout(trial: Trial, program: Program, guards: Guards) -> Guards:

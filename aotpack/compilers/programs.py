@@ -24,18 +24,25 @@ from aotpack_runtime.format.output import Outputs
 from aotpack_runtime.store import Store
 
 Json = Any
+Example = tuple[tuple[int, ...] | int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One exported program with what was derived from it."""
+    """One exported program with what was derived from it. `examples` are calls that eager takes, the one it was traced
+    with first."""
 
     exported: ExportedProgram
     guards: Guards
     outputs: Outputs
     compiled_outputs: Outputs
     shape: Shape
-    example: tuple[tuple[int, ...] | int | None, ...]
+    examples: tuple[Example, ...]
+
+    @property
+    def example(self) -> Example:
+        """The sizes that it was traced with."""
+        return self.examples[0]
 
 
 def program_weights(exported: ExportedProgram) -> list[str]:
@@ -142,7 +149,7 @@ def store_program(program: Program, tied: Mapping[str, str], store: Store) -> Js
         "kept_results": kept_results(program.outputs, program.compiled_outputs),
         "constants": [list(pair) for pair in zip(placeholders, names, strict=True)],
         "examples": [
-            [list(item) if isinstance(item, tuple) else item for item in example] for example in _low_examples(program)
+            [list(item) if isinstance(item, tuple) else item for item in example] for example in program.examples
         ],
         "torch": torch.__version__,
         "tied": tied,
@@ -189,15 +196,10 @@ def _dump_leaf(leaf: LeafSpec) -> Json:
             return {"path": leaf.path, "value": dump_scalar(leaf.value)}
 
 
-def _low_examples(program: Program) -> list[tuple[tuple[int, ...] | int | None, ...]]:
-    """The sizes a program was traced with, and its smallest: each open size alone, where the others stay."""
-    lows = {name: dim.low for name, dim in named_sizes(program.guards) if isinstance(dim, Range)}
-    found = [program.example]
-    for name in open_sizes(program.guards):
-        example = resized(program, {name: lows[name]})
-        if example is not None and example not in found:
-            found.append(example)
-    return found
+def low_sizes(guards: Guards) -> Iterator[dict[str, int]]:
+    """The smallest of each open size, alone."""
+    lows = {name: dim.low for name, dim in named_sizes(guards) if isinstance(dim, Range)}
+    return ({name: lows[name]} for name in open_sizes(guards))
 
 
 def reaches(program: Program, shape: Shape, dims: Dims) -> bool:
@@ -220,7 +222,7 @@ def reaches(program: Program, shape: Shape, dims: Dims) -> bool:
         return False
 
 
-def resized(program: Program, sizes: Mapping[str, int]) -> tuple[tuple[int, ...] | int | None, ...] | None:
+def resized(program: Program, sizes: Mapping[str, int]) -> Example | None:
     """The program's example with these sizes, those that follow them adjusted; None where a relation forbids it."""
     env = sizes_of(program.guards, program.example)
     env.update(sizes)
