@@ -591,6 +591,24 @@ def test_a30_a_call_sees_the_old_weights_or_the_new_ones_whole(session: Session,
     )
 
 
+def test_a30_updates_come_through_while_calls_never_pause(session: Session) -> None:
+    x, values = torch.ones(33, 1024), [torch.full((1024, 1024), value / 1024) for value in (1.0, 3.0)]
+    done = threading.Event()
+
+    def work(number: int) -> None:
+        if number:
+            while not done.is_set():
+                session["swaps"](x)
+            return
+        try:
+            for step in range(20):
+                session.update_weights({"swaps:w": values[step % 2]})
+        finally:
+            done.set()
+
+    in_threads(4, work, timeout_s=30)
+
+
 def test_a30_state_and_weights_of_one_update_are_seen_together(session: Session) -> None:
     """h == s * 2 + 1 before and after each update, so no call may see another pair."""
     ema, stop = session["ema"], threading.Event()

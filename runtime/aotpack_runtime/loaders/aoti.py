@@ -17,7 +17,7 @@ import torch
 
 from aotpack_runtime.errors import ArtifactError
 from aotpack_runtime.format.index import Variant
-from aotpack_runtime.loaders.container import Container
+from aotpack_runtime.loaders.container import Container, CudaContainer
 from aotpack_runtime.loaders.tensors import TorchWeights, size_tensor
 
 log = logging.getLogger("aotpack.load")
@@ -103,12 +103,11 @@ class AotiExecutable:
 class CudaExecutable:
     """A loaded package on a GPU. A call queues the model's work on torch's current stream and returns.
 
-    The C interface serves from the first call on: each container loads the kernels by itself (a tenth of a second for a
-    transformer, H200), so changing from one to another would stall a call. One model object: its second would load
-    them again, at the second call.
+    The C interface serves from the first call on: each container loads the kernels by itself, so changing from one to
+    another would stall a call.
     """
 
-    def __init__(self, variant: Variant, container: Container, weights: TorchWeights) -> None:
+    def __init__(self, variant: Variant, container: CudaContainer, weights: TorchWeights) -> None:
         self._variant, self._container, self._weights = variant, container, weights
         check_constants(variant, container.constant_names())
         several = torch.cuda.device_count() > 1
@@ -135,7 +134,7 @@ def load(variant: Variant, files: Mapping[str, str], weights: TorchWeights) -> A
     if weights.device.type == "cuda" and files.keys() == {LIBRARY} and _is_tried():
         try:
             with torch.cuda.device(weights.device):  # a container leaves its device as the current one
-                container = Container.open(path, variant.id, 1, weights.device)
+                container = CudaContainer.open(path, variant.id, 1, weights.device)
         except OSError as error:
             raise ArtifactError(variant.id, _words(error), hint=_hint(error, path)) from error
         if container is not None:
