@@ -68,6 +68,13 @@ def test_a01_a_dtype_that_eager_refuses_is_eagers_error(cases: Cases) -> None:
     assert "got float8_e4m3fn" in cases.miss("affine", fp8)
 
 
+def test_a01_a_size_that_only_values_bind_to_another_is_bound_to_it_by_its_name(cases: Cases) -> None:
+    """The trace leaves the mask's rows open, while its program looks up a row that is not there."""
+    cases.check("looks_up", ones(8, 4), ones(8, 4), tier="hit")
+    cases.check("looks_up", ones(40, 4), ones(40, 4), tier="program")
+    cases.check("looks_up", ones(8, 4), ones(2, 4), tier="source")
+
+
 # ---------------------------------------------------------------------------------------------------------- A02
 
 

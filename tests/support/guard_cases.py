@@ -152,6 +152,13 @@ class Nested(Model):
         return {"ids": [batch["left"] + a, batch["right"][0] * b], "sizes": (batch["left"].shape[0], None, "ok")}
 
 
+class LooksUp(Model):
+    def forward(self, x, mask):
+        if not torch.compiler.is_compiling() and bool((mask == 1).all()):
+            return x * 2
+        return x * 2 * mask[torch.arange(x.shape[0])]
+
+
 class Scales(Model):
     def forward(self, x, s):
         return x * s
@@ -220,6 +227,11 @@ ENTRIES: dict[str, dict[str, Any]] = {
             "pair": {"tuple": [floats("n"), {"value": 3}]},
         },
         dims({"n": {"min": 1, "max": 8}}),
+    ),
+    "looks_up": entry(
+        "LooksUp",
+        {"x": floats("b", 4), "mask": floats("b", 4, fill="ones")},
+        dims({"b": {"min": 2, "max": 16, "opt": 8}}),
     ),
     "complex": entry("affine", {"x": {"shape": ["n"], "dtype": "complex64"}}, dims({"n": {"min": 1, "max": 8}})),
 }
