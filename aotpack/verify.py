@@ -273,14 +273,13 @@ def verify_bundle(
     variants = [variant for record in entries.values() for variant in (*record.variants, *record.programs)]
     skipped: dict[str, str] = {}
     for device in sorted({variant.target.device for variant in variants}):
-        try:
-            reasons: Mapping[str, str] = bundle.session(device).skipped
-        except TargetMismatch as error:
-            reasons = error.reasons
         ours = {variant.id for variant in variants if variant.target.device == device}
-        skipped |= {name: reason for name, reason in reasons.items() if name in ours}
-        if len(skipped) == len(variants):
-            raise TargetMismatch(f"bundle {path}", skipped)
+        try:
+            skipped |= {name: reason for name, reason in bundle.session(device).skipped.items() if name in ours}
+        except TargetMismatch as error:
+            if len(ours) == len(variants):
+                raise
+            skipped |= {name: error.reasons.get(name, str(error)) for name in ours}
     for name, record in entries.items():
         for variant in (*record.variants, *record.programs):
             if variant.id in skipped:

@@ -42,7 +42,24 @@ def main(root: str) -> NoReturn:
     jobs: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_read, args=(jobs,), daemon=True).start()
     while True:
-        print(json.dumps(_run(json.loads(jobs.get()), store)), file=results, flush=True)
+        answer = _run(json.loads(jobs.get()), store)
+        last = "error" in answer and _gpu_is_lost()
+        print(json.dumps({**answer, "last": last}), file=results, flush=True)
+        if last:
+            os._exit(1)
+
+
+def _gpu_is_lost() -> bool:
+    """After an error on a GPU (an assertion of a kernel, an address that is none) its context serves nobody in this
+    process any more; the next job needs another process."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _read(jobs: SimpleQueue[str]) -> None:

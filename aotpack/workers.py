@@ -103,6 +103,8 @@ class _Process:
         if not line:
             raise CompileError(name, f"its process died: {self._death()}", log=self._log_since(start))
         answer = json.loads(line)
+        if answer.get("last"):
+            self._process.wait()
         if "error" in answer:
             raise _rebuilt(answer["error"], name, self._log_since(start))
         return answer["result"]

@@ -19,7 +19,7 @@ from aotpack.compilers.compare import difference
 from aotpack.compilers.failures import first_line
 from aotpack.compilers.flat import Flat
 from aotpack.compilers.modules import move_module
-from aotpack.compilers.programs import Example, Program, low_sizes, program_weights, resized
+from aotpack.compilers.programs import Example, Program, program_weights, resized
 from aotpack.compilers.shapes import TensorLeaf
 from aotpack.compilers.sizes import (
     channels_last_layout,
@@ -72,11 +72,19 @@ class Probe:
                 lowered = []
             guards = with_low(guards, lowered, size)
         lowest = replace(program, guards=guards)
-        small = [resized(lowest, sizes) for sizes in low_sizes(guards) if trial.takes(sizes)]
+        lows = [{name: low} for name, low in _open_lows(guards)]
+        small = [resized(lowest, {**trial.base, **sizes}) for sizes in lows if trial.takes(sizes)]
         examples = dict.fromkeys([program.example, *[example for example in small if example is not None]])
-        return replace(lowest, guards=_with_any_layout(trial, program, guards), examples=tuple(examples))
+        return replace(lowest, guards=_with_any_layout(trial, guards), examples=tuple(examples))
 
     def _trial(self, program: Program) -> Trial:
+        trial = self._on_its_place(program)
+        small = _small_sizes(program)
+        if trial.agrees(small):
+            trial.base = small
+        return trial
+
+    def _on_its_place(self, program: Program) -> Trial:
         graph = program.exported.graph_module
         bound = [self._weights()[name] for name in program_weights(program.exported)]
         kinds = {guard.device for guard in program.guards.leaves if isinstance(guard, TensorGuard)}
@@ -99,7 +107,10 @@ class Probe:
 
 
 class Trial:
-    """One program beside eager: the same made-up arguments to both, on `place` ("" for where the program's are)."""
+    """One program beside eager: the same made-up arguments to both, on `place` ("" for where the program's are).
+
+    Sizes that are not said are those of `base`, as small as both take, else those that the program was traced with.
+    """
 
     def __init__(
         self,
@@ -115,10 +126,11 @@ class Trial:
         self._program, self._module, self._graph, self._bound, self._place = program, module, graph, bound, place
         self._outputs, self._fills = outputs, fills
         self._taken: set[Example] = set()
+        self.base: Mapping[str, int] = {}
 
     def takes(self, sizes: Mapping[str, int]) -> bool:
         """Does eager take these sizes? A trace may leave open what it refuses: two batches that are never compared."""
-        example = resized(self._program, sizes)
+        example = resized(self._program, {**self.base, **sizes})
         tensors = self._tensors(example)
         if example is None or tensors is None:
             return False
@@ -141,7 +153,7 @@ class Trial:
         """Does the program give eager's result with these sizes, and arguments in memory as `arrange` copies them?
         False too where eager refuses."""
         program = self._program
-        example = resized(program, sizes)
+        example = resized(program, {**self.base, **sizes})
         tensors = self._tensors(example)
         if example is None or tensors is None:
             return False
@@ -178,10 +190,10 @@ def _bound(trial: Trial, program: Program) -> Guards:
                 same.setdefault(str(size), []).append(variable(leaf.path, axis))
     partners = {place: places for size, places in same.items() if not size.isdecimal() for place in places}
     guards = program.guards
-    for name in open_sizes(guards):
-        low = next(dim.low for place, dim in named_sizes(guards) if place == name)
-        alone = {name: max(low, 2)}
-        if not trial.takes(alone) or trial.agrees(alone):
+    usual = {**sizes_of(guards, program.example), **trial.base}
+    for name, low in list(_open_lows(guards)):
+        alone = [{name: max(low, 2)}, {name: usual[name] + 1}]
+        if all(trial.agrees(sizes) or not trial.takes(sizes) for sizes in alone):
             continue
         first, *others = partners.get(name, [name])
         if others:
@@ -205,12 +217,30 @@ def _fixed(guards: Guards, name: str, size: int) -> Guards:
     return replace(guards, leaves=tuple(leaves))
 
 
-def _with_any_layout(trial: Trial, program: Program, guards: Guards) -> Guards:
+def _small_sizes(program: Program) -> dict[str, int]:
+    """Sizes of 3 and more for the open dims that the manifest names, another for each."""
+    dims: dict[str, int] = {}
+    found: dict[str, int] = {}
+    for leaf in program.shape.leaves:
+        for axis, size in enumerate(leaf.shape if isinstance(leaf, TensorLeaf) else ()):
+            form = parse(str(size))
+            for name in form.names:
+                dims.setdefault(name, 3 + len(dims))
+            if form.names:
+                found[variable(leaf.path, axis)] = form(dims)
+    return {name: found[name] for name, _ in _open_lows(program.guards) if name in found}
+
+
+def _open_lows(guards: Guards) -> Iterator[tuple[str, int]]:
+    """The sizes that may vary by themselves, and their smallest."""
+    lows = {name: dim.low for name, dim in named_sizes(guards) if isinstance(dim, Range)}
+    return ((name, lows[name]) for name in open_sizes(guards))
+
+
+def _with_any_layout(trial: Trial, guards: Guards) -> Guards:
     """`guards` that take arguments in any layout where the program computes what eager does with them: it does not
     where the model asks for strides, or made nothing of `x.contiguous()` when it was traced."""
-    few = {name: max(2, dim.low) for name, dim in named_sizes(guards) if isinstance(dim, Range)}
-    sizes = few if resized(program, few) else {}
-    if not all(trial.agrees(sizes, arrange) for arrange in (reversed_layout, gapped_layout, channels_last_layout)):
+    if not all(trial.agrees({}, arrange) for arrange in (reversed_layout, gapped_layout, channels_last_layout)):
         return guards
     leaves = [replace(leaf, layout="any") if isinstance(leaf, TensorGuard) else leaf for leaf in guards.leaves]
     return replace(guards, leaves=tuple(leaves))

@@ -17,9 +17,9 @@ from torch.export.graph_signature import InputKind
 
 from aotpack.compilers.flat import PREFIX, Shape, kept_results
 from aotpack.compilers.shapes import IntLeaf, LeafSpec, TensorLeaf, ValueLeaf
-from aotpack.compilers.sizes import Dims, covers, named_sizes, open_sizes, size_at, sizes_of, tied_sizes
+from aotpack.compilers.sizes import Dims, covers, size_at, sizes_of, tied_sizes
 from aotpack_runtime.format.codec import dump_guards, dump_outputs, dump_scalar
-from aotpack_runtime.format.guard import Guards, IntGuard, LeafGuard, Range, TensorGuard
+from aotpack_runtime.format.guard import Guards, IntGuard, LeafGuard, TensorGuard
 from aotpack_runtime.format.output import Outputs
 from aotpack_runtime.store import Store
 
@@ -194,12 +194,6 @@ def _dump_leaf(leaf: LeafSpec) -> Json:
             return {"path": leaf.path, "low": leaf.low, "high": leaf.high}
         case _:
             return {"path": leaf.path, "value": dump_scalar(leaf.value)}
-
-
-def low_sizes(guards: Guards) -> Iterator[dict[str, int]]:
-    """The smallest of each open size, alone."""
-    lows = {name: dim.low for name, dim in named_sizes(guards) if isinstance(dim, Range)}
-    return ({name: lows[name]} for name in open_sizes(guards))
 
 
 def reaches(program: Program, shape: Shape, dims: Dims) -> bool:

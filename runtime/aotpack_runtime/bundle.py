@@ -6,9 +6,11 @@ running process sees. Nothing is written beside a bundle.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -24,6 +26,8 @@ Check = Literal["full", "index", "off"]
 MAX_OPEN_FILES = 512
 """Members kept open from the start; of a bundle with more, the rest are opened when they are used."""
 MAX_INDEX_BYTES = 1 << 30
+WORTH_A_THREAD_BYTES = 16 << 20
+"""Of weights: ten milliseconds of hashing; a choice."""
 
 
 class Bundle:
@@ -34,6 +38,7 @@ class Bundle:
         self.root, self.index, self.digest, self.check = root, index, digest, check
         self._descriptors, self._checked = descriptors, set[str]()
         self._members = index.members()
+        self._ahead: threading.Thread | None = None
 
     def files(self, variant: Variant) -> dict[str, str]:
         """Paths of a variant's files by name, each checked against its digest."""
@@ -55,11 +60,32 @@ class Bundle:
         # given back: its number must not come to mean another file.
         return f"/proc/self/fd/{os.dup(descriptor)}"
 
+    def check_weights_ahead(self) -> None:
+        """Begin to hash the weights beside what the caller does next, such as importing torch. Who needs them waits,
+        and says what is wrong with them."""
+        file = self.index.weights_file
+        if file is None or file.size_bytes < WORTH_A_THREAD_BYTES or self.check != "full":
+            return
+        member = layout.weights(file.digest)
+        descriptor = os.dup(self._open(member))
+
+        def check() -> None:
+            try:
+                with contextlib.suppress(BundleError, OSError):
+                    self._verify(member, descriptor)
+            finally:
+                os.close(descriptor)
+
+        self._ahead = threading.Thread(target=check, name="aotpack-weights", daemon=True)
+        self._ahead.start()
+
     def weights(self, *, keep: bool = True) -> WeightsFile:
         """The weights file, checked once; mapped once in this process, or (to be read from one time, not `keep`) for as
         long as somebody holds what is returned."""
         if self.index.weights_file is None:
             raise MalformedBundle(layout.INDEX, "names no weights file")
+        if self._ahead is not None:
+            self._ahead.join()
         member = layout.weights(self.index.weights_file.digest)
         descriptor = self._open(member)
         self._verify(member, descriptor)

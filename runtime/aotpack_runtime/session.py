@@ -97,6 +97,8 @@ class Session:
             for name, record in bundle.index.entries.items()
             if name not in self._elsewhere
         }
+        if any(isinstance(entry, TorchEntry) for entry in self._entries.values()):
+            bundle.check_weights_ahead()
         if sys.modules.get("torch") is not None:
             self.register_operators()
 
