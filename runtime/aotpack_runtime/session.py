@@ -88,7 +88,8 @@ class Session:
         self._lock = threading.RLock()
         self._closed = False
         self._warm: set[str] = set()
-        self._torch_device = _numbered(device)
+        with_models = any(record.kernel is None for record in bundle.index.entries.values())
+        self._torch_device = _numbered(device) if with_models else device
         self._machine, self._allow = machine.on(int(self._torch_device.partition(":")[2] or 0)), allow
         judged = judge(bundle.index, device, self._machine, allow, strict=policy == "error")
         self.verdict, self.skipped, self._elsewhere = judged
