@@ -37,11 +37,13 @@ def load(
     check: Check | None = None,
     allow: Iterable[str] = (),
     machine: Machine | None = None,
+    on_miss: Mapping[str, Any] | None = None,
 ) -> Session:
     """Open the bundle at `path` (a folder or an archive) for `device`, after judging that it fits this host.
 
     `mode` says what a miss does, over the manifest's `on_miss` and the variable AOTPACK_MODE: `strict` raises
-    GuardMiss, `eager` runs the bundle's program, `jit` as well (compiling behind the traffic is not in this version).
+    GuardMiss, `eager` runs the bundle's program, `jit` as well and compiles behind the traffic what is expected to pay.
+    `on_miss` sets single words of the manifest's `on_miss` for every entry, such as {"background": False}.
     `source="never"` keeps the model's own source out of it. `check` is how much is hashed before it is used: `full`,
     `index` or `off`. `allow` names requirements not to judge (`torch`, `cpu`, `glibc`, ...).
 
@@ -64,6 +66,7 @@ def load(
             source=source,
             machine=machine or this_machine(),
             allow=frozenset(allow) | allowed_mismatches(),
+            on_miss=on_miss or {},
         )
     except BaseException:
         bundle.close()
@@ -82,12 +85,15 @@ class Session:
         source: str,
         machine: Machine,
         allow: frozenset[str],
+        on_miss: Mapping[str, Any] = {},
     ) -> None:
+        self._on_miss = on_miss
         self.bundle, self.device = bundle, device
         self._weights: dict[str, Any] = {}
         self._lock = threading.RLock()
         self._closed = False
         self._warm: set[str] = set()
+        self._jit: Any = None
         self._torch_device = _numbered(device)
         self._machine, self._allow = machine.on(int(self._torch_device.partition(":")[2] or 0)), allow
         judged = judge(bundle.index, device, self._machine, allow, strict=policy == "error")
@@ -158,7 +164,7 @@ class Session:
             "hits": sum(counts["hits"] for counts in entries.values()),
             "misses": sum(counts["misses"] for counts in entries.values()),
             "errors": sum(counts["errors"] for counts in entries.values()),
-            "jit": {"available": False, "compiles": 0},
+            "jit": self._jit.status() if self._jit is not None else {"available": None, "compiles": 0},
             "entries": entries,
         }
 
@@ -194,6 +200,8 @@ class Session:
             if self._closed:
                 return
             self._closed = True
+        if self._jit is not None:
+            self._jit.close()
         # Not under the lock: an entry that loads a variant holds its own and asks for this one.
         for entry in self._entries.values():
             entry.close()
@@ -218,13 +226,26 @@ class Session:
             "skipped": [(item.id, self.skipped[item.id]) for item in record.variants if item.id in self.skipped],
         }
         if record.kernel is None:
-            return TorchEntry(record, weights=self._weight_set, **shared | {"device": self._torch_device})
+            watch = self._watch if shared["policy"] == "jit" else None
+            shared["device"] = self._torch_device
+            return TorchEntry(record, weights=self._weight_set, watch=watch, **shared)
         return KernelEntry(
             record,
             machine=self._machine,
             reject=lambda variant, machine: reject_variant(variant, self.device, machine, self._allow),
             **shared,
         )
+
+    def _watch(self, entry: TorchEntry) -> Any:
+        """What looks at the misses of `entry`: made at its first, as is what all of them share."""
+        from aotpack_runtime.jit.service import Jit
+        from aotpack_runtime.jit.watch import Watch
+
+        with self._lock:
+            self._require_open()
+            if self._jit is None:
+                self._jit = Jit(self.bundle, self._torch_device, self._machine, self._allow)
+        return Watch(self._jit, entry, {**entry.record.on_miss, **self._on_miss})
 
     def _weight_set(self, name: str) -> Any:
         """The weight set as tensors, mapped at its first use and shared by all that bind it."""
