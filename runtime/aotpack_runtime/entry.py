@@ -11,6 +11,7 @@ from collections import Counter as Tally
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from aotpack_runtime import logs
 from aotpack_runtime.assemble import Serve
 from aotpack_runtime.counters import Counter
 from aotpack_runtime.dispatch import Hit, Miss
@@ -128,6 +129,8 @@ class Entry:
 
         self.closed = True
         self._install(closed)
+        if self._watch is not None:
+            self._watch.close()
         with self._lock:
             self._memo.clear()
             self._executables.clear()
@@ -145,7 +148,11 @@ class Entry:
         raise NotImplementedError
 
     def _serve_miss(self, miss: Miss, values: tuple[object, ...]) -> tuple[Serve, bool]:
-        self._reasons[_category(miss)] += 1
+        category = _category(miss)
+        self._reasons[category] += 1
+        if logs.guards.isEnabledFor(logging.INFO):
+            reason = miss.call.state[0] if miss.call.state else miss.last_reason() or "no variants"
+            logs.guard_failed(self.record.name, reason, self._reasons[category])
         log.debug("%s: %s", self.record.name, miss)
         problems: list[str] = []
         for way in self._fallbacks:

@@ -20,6 +20,7 @@ from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.target import Machine
 from aotpack_runtime.kernel_entry import KernelEntry
 from aotpack_runtime.loaders import INPUTS, KERNEL_OPERATORS, LOADERS, OPERATORS, WEIGHTS, loader
+from aotpack_runtime.logs import configure
 from aotpack_runtime.machine import allowed_mismatches, this_machine
 from aotpack_runtime.torch_entry import TorchEntry
 
@@ -57,6 +58,7 @@ def load(
         raise AotpackError(f"source is {source!r}; expected auto or never")
     if not _DEVICE.fullmatch(device):
         raise AotpackError(f"device is {device!r}; expected cpu, cuda or cuda:N")
+    configure()
     bundle = open_bundle(path, check=check)
     try:
         return Session(
@@ -156,15 +158,17 @@ class Session:
         hot = {v.id for entry in self._entries.values() for v in entry.variants if v.tier == "hot"}
         loaded = {name for counts in entries.values() for name in counts["loaded"]}
         index = self.bundle.index
+        hits, misses = [sum(counts[name] for counts in entries.values()) for name in ("hits", "misses")]
         return {
             "bundle": {"name": index.name, "version": index.version, "digest": self.bundle.digest},
             "device": self.device,
             "verdict": self.verdict,
             "ready": not self._closed and hot - self._skipped(entries) <= loaded,
-            "hits": sum(counts["hits"] for counts in entries.values()),
-            "misses": sum(counts["misses"] for counts in entries.values()),
+            "hits": hits,
+            "misses": misses,
+            "misses_per_1000": round(1000 * misses / (hits + misses), 3) if hits + misses else 0.0,
             "errors": sum(counts["errors"] for counts in entries.values()),
-            "jit": self._jit.status() if self._jit is not None else {"available": None, "compiles": 0},
+            "jit": self._behind().status() if any(e.policy == "jit" for e in self._entries.values()) else None,
             "entries": entries,
         }
 
@@ -238,14 +242,20 @@ class Session:
 
     def _watch(self, entry: TorchEntry) -> Any:
         """What looks at the misses of `entry`: made at its first, as is what all of them share."""
-        from aotpack_runtime.jit.service import Jit
         from aotpack_runtime.jit.watch import Watch
 
-        with self._lock:
-            self._require_open()
-            if self._jit is None:
-                self._jit = Jit(self.bundle, self._torch_device, self._machine, self._allow)
-        return Watch(self._jit, entry, {**entry.record.on_miss, **self._on_miss})
+        self._require_open()
+        return Watch(self._behind(), entry, {**entry.record.on_miss, **self._on_miss})
+
+    def _behind(self) -> Any:
+        """What compiles behind the misses of all entries."""
+        if self._jit is None:
+            from aotpack_runtime.jit.service import Jit
+
+            with self._lock:
+                if self._jit is None:
+                    self._jit = Jit(self.bundle, self._torch_device, self._machine, self._allow)
+        return self._jit
 
     def _weight_set(self, name: str) -> Any:
         """The weight set as tensors, mapped at its first use and shared by all that bind it."""

@@ -94,7 +94,10 @@ class TorchEntry(Entry):
         """Dispatch no longer to a variant that was adopted, and let go of it."""
         with self._lock:
             self._adopted.pop(variant.id, None)
+            executable = self._executables.get(variant.id)
             self._forget(variant)
+        if executable is not None:
+            executable.release()
 
     def serve_of(self, call: Any) -> Serve | None:
         """What serves a call by a variant, None when none takes it now."""

@@ -18,6 +18,23 @@ POLL_S = 0.05
 
 
 Stopped = Callable[[], bool]
+_held: set[int] = set()
+
+
+def _let_go(descriptor: int) -> None:
+    _held.discard(descriptor)
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def _forget_all() -> None:
+    """A forked child has its parent's descriptors, and would hold its parent's locks for as long as it lives."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 @contextlib.contextmanager
@@ -43,7 +60,7 @@ def held(*paths: Path, stopped: Stopped = lambda: False, wait: bool = True) -> I
         yield descriptor is not None or not locks
     finally:
         if descriptor is not None:
-            os.close(descriptor)
+            _let_go(descriptor)
 
 
 def _take(path: Path) -> int | None:
@@ -54,6 +71,7 @@ def _take(path: Path) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         now, mine = os.stat(path), os.fstat(descriptor)
         if (now.st_dev, now.st_ino) == (mine.st_dev, mine.st_ino):
+            _held.add(descriptor)
             return descriptor
     except (BlockingIOError, FileNotFoundError):  # another has it, or the folder was wiped meanwhile
         pass

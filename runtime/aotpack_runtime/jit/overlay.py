@@ -28,7 +28,7 @@ from aotpack_runtime.errors import ArtifactError
 from aotpack_runtime.format import layout
 from aotpack_runtime.format.codec import no_duplicates
 from aotpack_runtime.format.fingerprint import canonical, digest
-from aotpack_runtime.format.index import Parameter, Variant
+from aotpack_runtime.format.index import Index, Variant
 from aotpack_runtime.format.index_json import FORMAT_VERSION, dump_variant, parse_variant
 from aotpack_runtime.format.sound import check_variant
 from aotpack_runtime.jit.flight import held
@@ -80,15 +80,16 @@ class Overlay:
         """Keys of the variants that are there."""
         return [name.removesuffix(".json") for name in _listed(self.root / "variants") if name.endswith(".json")]
 
-    def get(self, key: str, parameters: tuple[Parameter, ...]) -> Compiled | None:
-        """The variant with this key, of an entry with these parameters; None when there is none that can be used. One
-        that is damaged is removed, so that it is compiled again; one that this user may not read is left alone."""
+    def get(self, key: str, index: Index) -> Compiled | None:
+        """The variant with this key, of an entry of `index`; None when there is none that can be used. One that is
+        damaged is removed, so that it is compiled again; one that this user may not read is left alone."""
         try:
-            data = self._record(key).read_bytes()
+            data = self.record(key).read_bytes()
         except OSError:
             return None
         try:
-            made = read_record(key, data, parameters)
+            made = read_record(key, data)
+            _check(made, index)
             self._check_sizes(made.variant)
         except (KeyError, TypeError, ValueError, AttributeError, OSError):
             self.drop(key, damaged=True)
@@ -121,13 +122,13 @@ class Overlay:
         _private(folder.parent)
         for name, path in files.items():
             os.replace(path, folder.with_name(name))
-        _write_whole(self._record(made.key), write_record(made), self.root / "build" / made.key)
+        _write_whole(self.record(made.key), write_record(made), self.root / "build" / made.key)
 
     def drop(self, key: str, *, damaged: bool = False) -> None:
         """Remove a variant and its files; what cannot be removed stays."""
         if damaged:
             self.damaged.add(key)
-        record = self._record(key)
+        record = self.record(key)
         kind, name = _artifact_of(record)
         with contextlib.suppress(OSError):
             record.unlink()
@@ -138,7 +139,11 @@ class Overlay:
     def used(self, key: str) -> None:
         """Note that the variant is in use: what was not used for longest goes first."""
         with contextlib.suppress(OSError):
-            os.utime(self._record(key))
+            os.utime(self.record(key))
+
+    def size_bytes(self) -> int:
+        """What the variants take on disk."""
+        return sum(kept.size_bytes for kept in _kept(self.root))
 
     def lock(self, key: str) -> Path:
         return self.root / "locks" / key
@@ -177,7 +182,8 @@ class Overlay:
 
     # ---------------------------------------------------------------------------------------------------- inside
 
-    def _record(self, key: str) -> Path:
+    def record(self, key: str) -> Path:
+        """Where the record of `key` is, or would be."""
         return self.root / "variants" / f"{key}.json"
 
     def _sweep(self, mine: str) -> None:
@@ -193,7 +199,7 @@ class Overlay:
                             self.lock(left).unlink()
         old = [name for name in _listed(artifacts) if _age_s(artifacts / name) > ORPHAN_S]
         if old:
-            named = {_artifact_of(self._record(key))[1] for key in self.names()}
+            named = {_artifact_of(self.record(key))[1] for key in self.names()}
             for name in set(old) - named:
                 _remove(artifacts / name)
 
@@ -215,21 +221,25 @@ def write_record(made: Compiled) -> bytes:
     return canonical(record)
 
 
-def read_record(key: str, data: bytes, parameters: tuple[Parameter, ...] | None) -> Compiled:
-    """What `write_record` wrote; ValueError, TypeError or KeyError for anything else. Without `parameters` it is not
-    held against an entry."""
+def read_record(key: str, data: bytes) -> Compiled:
+    """What `write_record` wrote; ValueError, TypeError or KeyError for anything else."""
     record = json.loads(data, object_pairs_hook=no_duplicates)
     body = record["body"]
     if record["format"] != FORMAT_VERSION or record["key"] != key or record["sha256"] != digest(canonical(body)):
         raise ValueError("of another format, of another key, or changed since it was written")
-    variant = parse_variant(body["variant"])
-    if parameters is not None:
-        check_variant(variant, parameters)
     compile_s, fallback_s, variant_s = (float(one) for one in body["seconds"])
     return Compiled(
-        key=key, entry=str(body["entry"]), variant=variant,
+        key=key, entry=str(body["entry"]), variant=parse_variant(body["variant"]),
         seconds=Seconds(compile_s, fallback_s, variant_s), parts=dict(body["parts"]),
     )  # fmt: skip
+
+
+def _check(made: Compiled, index: Index) -> None:
+    """ValueError or KeyError when it is no variant of `index`: it takes its entry's arguments and its weights."""
+    check_variant(made.variant, index.entries[made.entry].parameters)
+    weights = index.weight_sets[made.variant.weights].weights if made.variant.constants else {}
+    if missing := {weight for _, weight in made.variant.constants} - weights.keys():
+        raise ValueError(f"needs the weight {min(missing)!r}")
 
 
 def _write_whole(path: Path, data: bytes, scratch: Path) -> None:
@@ -295,14 +305,27 @@ class Kept:
 
 def everything(cache: Path) -> list[Kept]:
     """All variants of all overlays under `cache`, those first that were not used for longest."""
-    found: list[Kept] = []
-    for record in (cache / "overlay").glob("*/*/variants/*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            files = json.loads(record.read_bytes())["body"]["variant"]["artifact"]["files"]
-            status = record.stat()
-            size = status.st_size + sum(int(file["bytes"]) for file in files.values())
-            found.append(Kept(record.parent.parent, record.stem, size, status.st_mtime))
+    found = [kept for root in sorted((cache / "overlay").glob("*/*")) for kept in _kept(root)]
     return sorted(found, key=lambda kept: kept.used)
+
+
+def _kept(root: Path) -> Iterator[Kept]:
+    for record in sorted((root / "variants").glob("*.json")):
+        with contextlib.suppress(OSError):
+            status = record.stat()
+            kind, name = _artifact_of(record)
+            folder = root / layout.artifact(kind, name, "x").rpartition("/")[0] if name else None
+            files = list(folder.iterdir()) if folder is not None and folder.is_dir() else []
+            size = status.st_size + sum(file.stat().st_size for file in files)
+            yield Kept(root, record.stem, size, status.st_mtime)
+
+
+def clear(cache: Path) -> list[Kept]:
+    """Remove all variants of all overlays under `cache`, and what is remembered of failures; those removed."""
+    gone = evict(cache, -1)
+    for root in sorted((cache / "overlay").glob("*/*")):
+        _remove(root / "failures")
+    return gone
 
 
 def evict(cache: Path, max_bytes: int, *, keep: str = "") -> list[Kept]:

@@ -19,6 +19,7 @@ from aotpack_runtime.format.target import Machine
 from aotpack_runtime.jit.budget import Breaker, pause_s
 from aotpack_runtime.jit.compile import Child, Limits, unavailable
 from aotpack_runtime.jit.flight import held
+from aotpack_runtime.jit.misslog import MissLog
 from aotpack_runtime.jit.overlay import Compiled, Overlay, evict
 from aotpack_runtime.jit.place import Private, distrusted, overlay_root, unwritable
 from aotpack_runtime.jit.request import Request
@@ -99,10 +100,12 @@ class Jit:
         self.history: dict[str, dict[str, tuple[float, float, float]]] = {}
         """Entry -> key -> (compile, fallback, variant) seconds of its variants."""
         self.unavailable = unavailable()
+        self.miss_log = MissLog()
         self._private = Private()
         self._lock = threading.Lock()
         self._asks: dict[str, Ask] = {}
         self._children: set[Child] = set()
+        self._owner = os.getpid()
         self._said: set[str] = set()
         self._closed = False
         self._started = time.monotonic()
@@ -146,6 +149,8 @@ class Jit:
         whoever asked first. The sample is closed then."""
         key = request.key(self.bundle.digest, self.device)
         with self._lock:
+            if self._owner != os.getpid():  # threads do not come along with a fork
+                self._owner, self._asks, self._children = os.getpid(), {}, set()
             known = self._asks.get(key)
             if known is not None:
                 if sample is not None:
@@ -184,7 +189,7 @@ class Jit:
         with held(overlay.lock(ask.key), stopped=lambda: self._closed) as got:
             if not got:
                 raise CompileError(ask.request.label, "stopped: the session was closed")
-            made = overlay.get(ask.key, self._parameters(ask))
+            made = overlay.get(ask.key, self.bundle.index)
             if made is not None:
                 self.totals.found += 1
                 return made, overlay
@@ -195,7 +200,7 @@ class Jit:
                 if not free or not self.breaker.allows():
                     raise CompileError(ask.request.label, "stopped: the session was closed, or the breaker opened")
                 self._compile(ask, overlay, folder)
-            made = overlay.get(ask.key, self._parameters(ask))
+            made = overlay.get(ask.key, self.bundle.index)
             if made is None:
                 raise CompileError(ask.request.label, "what was compiled is gone: the overlay was emptied meanwhile")
             return made, overlay
@@ -269,9 +274,6 @@ class Jit:
         self.say(f"{problem}; what is compiled is kept by this process alone, until AOTPACK_CACHE_DIR names another")
         return private
 
-    def _parameters(self, ask: Ask) -> Any:
-        return self.bundle.index.entries[ask.request.entry].parameters
-
     # ---------------------------------------------------------------------------------------------------- status
 
     def status(self) -> dict[str, Json]:
@@ -294,6 +296,7 @@ class Jit:
             "overlay": {
                 "path": str(overlays[-1].root) if overlays else None,
                 "variants": sum(len(overlay.names()) for overlay in overlays),
+                "bytes": sum(overlay.size_bytes() for overlay in overlays),
                 "evictions": self.totals.evictions,
             },
         }

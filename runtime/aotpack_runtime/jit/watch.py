@@ -38,6 +38,8 @@ log = logging.getLogger("aotpack.jit")
 Json = Any
 WEIGHTS_TIMES = 3
 """A child may take this many times the weights, beside what compilers need: zeros to compile with, and a copy."""
+COMPILED = "aoti"
+"""The kind of artifact that a child makes of a program."""
 RETRY_SHARE = 2.0
 """What is not compiled now is asked for again when it has cost this many times as much."""
 
@@ -74,7 +76,7 @@ class Watch:
                 self._stamps[str(overlay.root)] = stamp
                 for key in overlay.names():
                     if key not in self._adopted and len(self._adopted) < self._most:
-                        made = overlay.get(key, self._entry.record.parameters)
+                        made = overlay.get(key, self._jit.bundle.index)
                         found |= made is not None and self._adopt(made, overlay)
         return found
 
@@ -131,6 +133,7 @@ class Watch:
             family.note(sizes)
             shape = Shape(words(miss.call), miss.call, family, sizes, state=self._why_not(program, miss))
             self._shapes.add(key, shape)
+            self._jit.miss_log.write(self._entry.record.name, "miss", miss.call, reason=miss.last_reason())
             if not shape.state:
                 shape.due = self._due()
                 family.due = self._due() if self._changes(family) else math.inf
@@ -180,6 +183,7 @@ class Watch:
         shape.due = family.due = math.inf if self._background else shape.due
         shape.state = "asked"
         self._asked.setdefault(key, []).append(shape)
+        self._jit.miss_log.write(self._entry.record.name, "asked", shape.call, label=request.label)
         return self._jit.ask(request, self._sample(leaves), self._limits, self._ended)
 
     def _request(self, shape: Shape, *, whole: bool) -> Request:
@@ -241,10 +245,7 @@ class Watch:
     def _adopt(self, made: Compiled, overlay: Overlay) -> bool:
         """Let the entry dispatch to a variant, loaded; False when it is none for it, or does not load."""
         variant, entry = made.variant, self._entry
-        if made.entry != entry.record.name or made.key in self._adopted:
-            return False
-        known = self._jit.bundle.index.weight_sets.get(variant.weights)
-        if not {weight for _, weight in variant.constants} <= (known.weights.keys() if known else set()):
+        if made.entry != entry.record.name or made.key in self._adopted or variant.artifact.kind != COMPILED:
             return False
         reason = variant.target.reject(self._jit.machine, self._jit.allow)
         if reason:
@@ -320,6 +321,14 @@ class Watch:
                 shape.family.due = due if self._changes(shape.family) else math.inf
 
     # -------------------------------------------------------------------------------------------------- status
+
+    def close(self) -> None:
+        """Write the counts of all shapes to the miss log."""
+        for shape in self._shapes.all() if self._jit.miss_log else ():
+            self._jit.miss_log.write(
+                self._entry.record.name, "total", shape.call,
+                calls=shape.calls, seconds=round(shape.seconds, 6), state=shape.state or shape.why,
+            )  # fmt: skip
 
     def status(self) -> dict[str, Json]:
         """For `Session.status()`."""
