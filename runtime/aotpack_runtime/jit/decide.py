@@ -1,10 +1,10 @@
 """Is a compile worth it? Pure: seconds in, a verdict out.
 
 What the fallback serves in `d` seconds a variant of its own would have served in `d * ratio`. The rule is that of
-renting or buying: compile when what was lost, `d * (1 - ratio)`, reaches a share of the compile seconds. With a share
-of 1 the total is never more than twice that of knowing the future. Which share is best depends on the traffic (of
-shapes that stay, the sooner the better; of shapes that come once, never), so it is the one that would have been best
-for the shapes seen so far.
+renting or buying: compile when what was lost, `d * (1 - ratio)`, reaches a share of the compile seconds. A shape that
+came so often is expected to come as often again, so half of the seconds are enough; which share is best depends on the
+traffic (of shapes that stay, the sooner the better; of shapes that come once, never), so once some shapes are known it
+is the one that would be best for them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ When = Literal["pays", "at_once", "never"]
 SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, math.inf)
 """What a shape must have lost before it is compiled, in compile seconds."""
 ENOUGH = 4
-"""Shapes to have seen before another share than 1 is believed."""
+"""Shapes to have seen before another share is believed than the one that follows from `AGAIN`."""
+AGAIN = 2.0
+"""All the calls of a shape, over those that were seen: half of its life is over, for all that is known."""
 UNKNOWN_COMPILE_S = 20.0
 """Until something was compiled: what a small model takes on two cores (torch 2.13), and niced for a larger one."""
 UNKNOWN_RATIO = 0.6
@@ -54,7 +56,7 @@ def estimate(own: Past, siblings: Past) -> Estimate:
     return Estimate()
 
 
-def due_s(when: When, known: Estimate, share: float = 1.0) -> float:
+def due_s(when: When, known: Estimate, share: float = 1 / AGAIN) -> float:
     """Seconds of the fallback after which a compile is worth it; infinite for never."""
     if when == "at_once":
         return 0.0
@@ -64,13 +66,12 @@ def due_s(when: When, known: Estimate, share: float = 1.0) -> float:
 
 
 def best_share(demands: Iterable[float], known: Estimate) -> float:
-    """Of `SHARES`, the one with which shapes of these demands (seconds the fallback took, or would have taken, for all
-    of their calls) would have cost the least; 1 while few shapes are known, and where it makes no difference."""
-    seen = list(demands)
-    if len(seen) < ENOUGH or known.gain <= 0:
-        return 1.0
-    costs = {share: sum(cost_s(demand, known, share) for demand in seen) for share in SHARES}
-    return min(SHARES, key=lambda share: (costs[share], abs(math.log(share or 0.01)) if share < math.inf else 99))
+    """Of `SHARES`, the one with which shapes of these demands (seconds that the fallback took, or would have taken, for
+    all of their calls) will have cost the least when they have come as often again."""
+    expected = [AGAIN * demand for demand in demands]
+    if len(expected) < ENOUGH or known.gain <= 0:
+        return 1 / AGAIN
+    return min(SHARES, key=lambda share: sum(cost_s(demand, known, share) for demand in expected))
 
 
 def cost_s(demand_s: float, known: Estimate, share: float) -> float:

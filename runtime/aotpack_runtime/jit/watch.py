@@ -16,7 +16,7 @@ from aotpack_runtime.fallbacks import Prepared
 from aotpack_runtime.format.codec import dump_scalar
 from aotpack_runtime.format.index import RecipeTarget, Variant
 from aotpack_runtime.jit.compile import Limits
-from aotpack_runtime.jit.decide import Estimate, When, best_share, due_s, estimate
+from aotpack_runtime.jit.decide import AGAIN, Estimate, When, best_share, due_s, estimate
 from aotpack_runtime.jit.observed import Family, Shape, Shapes
 from aotpack_runtime.jit.overlay import Compiled, Overlay
 from aotpack_runtime.jit.request import (
@@ -60,7 +60,7 @@ class Watch:
         self._last_used: dict[str, tuple[int, float]] = {}
         self._asked: dict[str, list[Shape]] = {}
         self._stamps: dict[str, int] = {}
-        self._share = 1.0
+        self._share = 1 / AGAIN
         self._lock = threading.RLock()
 
     # ------------------------------------------------------------------------------------------------ a miss
