@@ -7,6 +7,7 @@ on made-up ones at the ends of its ranges. Code that crashes takes this process 
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -75,7 +76,7 @@ def _job(
     """The compiler's own job, from what the bundle says of the program."""
     assert program.recipe is not None
     (path,) = files.values()
-    return {
+    made = {
         "variant": job["variant"],
         "key": job["key"],
         "program": {
@@ -94,6 +95,7 @@ def _job(
         "imports": entry.record.imports,
         **job["target"],
     }
+    return json.loads(json.dumps(made))  # as jobs come to a worker: lists, no tuples
 
 
 def _variant(job: Mapping[str, Json], program: Variant, record: Json) -> Variant:
