@@ -149,10 +149,12 @@ def _cases(job: Mapping[str, Json], entry: TorchEntry, variant: Variant) -> Sequ
     if job.get("sample"):
         leaves = load_sample(job["sample"]["descriptor"], job["sample"]["leaves"])
         numbers = map(parse_scalar, job["sample"]["numbers"])
-        whole = [number if leaf is None else leaf for leaf, number in zip(leaves, numbers, strict=True)]
+        whole = [
+            number if leaf is None else leaf.to(entry.device) for leaf, number in zip(leaves, numbers, strict=True)
+        ]
         cases.append(("the arguments that missed", whole))
     for seed, example in enumerate(variant.examples):
-        made = make_leaves(variant.guards, example, entry.record.fills, seed=seed)
+        made = make_leaves(variant.guards, example, entry.record.fills, seed=seed, device=entry.device)
         cases.append((f"sizes {_sizes(example)}", made))
     return cases
 
@@ -166,13 +168,21 @@ def _seconds(serve: Callable[..., object], leaves: Sequence[Any]) -> float:
     best, end = float("inf"), time.perf_counter() + TIMED_S
     for _ in range(TIMED_CALLS):
         given = [_copy(leaf) for leaf in leaves]
+        _wait()
         start = time.perf_counter()
         with torch.no_grad():
             serve(*given)
+        _wait()
         best = min(best, time.perf_counter() - start)
         if time.perf_counter() > end:
             break
     return best
+
+
+def _wait() -> None:
+    """A GPU has done all that was queued."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _copy(leaf: Any) -> Any:

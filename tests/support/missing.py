@@ -5,6 +5,7 @@ python -m tests.support.missing BUNDLE ROWS [WORDS]     a server: 4 threads call
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -73,7 +74,8 @@ def bundle() -> Path:
 
 def compiled_cache(folder: Path, rows: int = 7) -> Path:
     """A cache at `folder` in whose overlay `mlp` is compiled for 7 rows: compiled once, for all test runs."""
-    made = ROOT / "misses_cache"
+    digest = hashlib.sha256((bundle() / "index.json").read_bytes()).hexdigest()
+    made = ROOT / "misses_cache" / digest[:16]
     with FileLock(ROOT / "misses_cache.lock"):
         seen = serve(bundle(), rows, made, threads=1)
         assert seen["ok"], seen

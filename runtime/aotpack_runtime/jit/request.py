@@ -45,7 +45,7 @@ class Request:
         return {
             "bundle": bundle,
             "entry": self.entry,
-            "device": device,
+            "device": device.partition(":")[0],
             "program": self.program.artifact.digest,
             "recipe": dump_recipe(replace(self.recipe, targets=(self.target,))),
             "leaves": list(self.leaves),
