@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from aotpack_runtime.format.codec import dump_scalar
@@ -63,7 +64,7 @@ class Request:
 
 def open_sizes(program: Variant, call: Call) -> dict[str, int]:
     """The sizes of `call` that the program leaves open and that follow from no other, by name."""
-    tied = _tied(program.guards)
+    tied = _tied(program.guards.where)
     sizes: dict[str, int] = {}
     for guard, leaf in zip(program.guards.leaves, call.leaves, strict=True):
         if isinstance(guard, TensorGuard) and isinstance(leaf, TensorMeta):
@@ -76,7 +77,7 @@ def open_sizes(program: Variant, call: Call) -> dict[str, int]:
 
 def shape_key(program: Variant, call: Call) -> tuple[Hashable, Hashable]:
     """(what names the shape of a call, what names its family: the same with the open sizes left out)."""
-    free = {*open_sizes(program, call), *_tied(program.guards)}
+    free = {*open_sizes(program, call), *_tied(program.guards.where)}
     exact: list[Hashable] = [program.id]
     loose: list[Hashable] = [program.id]
     for guard, leaf in zip(program.guards.leaves, call.leaves, strict=True):
@@ -133,7 +134,7 @@ def ranged(
         if not low <= opened[name] <= high or low == high:
             return None
         dims[name] = (f"d{number}", (low, high, opened[name]))
-    if not dims or not all(_is_linear(form, dims) for form in _tied(program.guards).values()):
+    if not dims or not all(_is_linear(form, dims) for form in _tied(program.guards.where).values()):
         return None
     return _request(entry, program, target, call, dims)
 
@@ -153,7 +154,7 @@ def _request(
     call: Call,
     dims: Mapping[str, tuple[str, tuple[int, int | None, int]]],
 ) -> Request:
-    tied = _tied(program.guards)
+    tied = _tied(program.guards.where)
     leaves: list[Json] = []
     words: list[str] = []
     for guard, leaf in zip(program.guards.leaves, call.leaves, strict=True):
@@ -201,10 +202,11 @@ def _layout(leaf: TensorMeta) -> str | None:
 _EQUAL = re.compile(r"(?P<left>\S+) == (?P<right>.+)")
 
 
-def _tied(guards: Guards) -> dict[str, Expression]:
+@lru_cache(maxsize=256)
+def _tied(where: tuple[Expression, ...]) -> dict[str, Expression]:
     """Size -> the expression that it equals, of sizes that follow others."""
     found = {}
-    for relation in guards.where:
+    for relation in where:
         match = _EQUAL.fullmatch(relation.text)
         if match and match["left"] in relation.names:
             found[match["left"]] = parse(match["right"])

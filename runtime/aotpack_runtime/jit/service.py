@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from aotpack_runtime.bundle import Bundle
@@ -106,6 +107,7 @@ class Jit:
         self._asks: dict[str, Ask] = {}
         self._children: set[Child] = set()
         self._owner = os.getpid()
+        self._queue: SimpleQueue[Callable[[], object] | None] | None = None
         self._said: set[str] = set()
         self._closed = False
         self._started = time.monotonic()
@@ -124,6 +126,23 @@ class Jit:
         if text not in self._said and len(self._said) < MOST_WARNINGS:
             self._said.add(text)
             log.warning("%s", text)
+
+    def soon(self, work: Callable[[], object]) -> None:
+        """Do `work` on a thread of this session, after what came before: a call does not wait for it."""
+        queue = self._queue
+        if queue is None or self._owner != os.getpid():
+            with self._lock:
+                self._begin_anew()
+                queue = self._queue
+                if queue is None:
+                    queue = self._queue = SimpleQueue()
+                    threading.Thread(target=_do, args=(queue,), name="aotpack-jit", daemon=True).start()
+        queue.put(work)
+
+    def _begin_anew(self) -> None:
+        """In a forked child: threads do not come along, nor do the compiles they wait for."""
+        if self._owner != os.getpid():
+            self._owner, self._asks, self._children, self._queue = os.getpid(), {}, set(), None
 
     # ------------------------------------------------------------------------------------------------- compiling
 
@@ -149,8 +168,7 @@ class Jit:
         whoever asked first. The sample is closed then."""
         key = request.key(self.bundle.digest, self.device)
         with self._lock:
-            if self._owner != os.getpid():  # threads do not come along with a fork
-                self._owner, self._asks, self._children = os.getpid(), {}, set()
+            self._begin_anew()
             known = self._asks.get(key)
             if known is not None:
                 if sample is not None:
@@ -306,6 +324,8 @@ class Jit:
     def close(self) -> None:
         """Stop running children; what waits gives up."""
         self._closed = True
+        if self._queue is not None:
+            self._queue.put(None)
         with self._lock:
             children, asks = list(self._children), list(self._asks.values())
         for child in children:
@@ -313,6 +333,14 @@ class Jit:
         for ask in asks:
             ask.done.wait(5)
         self._private.close()
+
+
+def _do(queue: SimpleQueue[Callable[[], object] | None]) -> None:
+    while (work := queue.get()) is not None:
+        try:
+            work()
+        except Exception:
+            log.exception("while asking for a compile behind a miss")
 
 
 def jobs() -> int:

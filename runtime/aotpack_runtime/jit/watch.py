@@ -40,6 +40,9 @@ WEIGHTS_TIMES = 3
 """A child may take this many times the weights, beside what compilers need: zeros to compile with, and a copy."""
 COMPILED = "aoti"
 """The kind of artifact that a child makes of a program."""
+REPLACES = 8
+"""How often a process may put another variant in the place of one, on average: a library that was loaded stays in its
+memory, about 2 MB each (its C++ has symbols that are unique in a process, which dlclose leaves)."""
 RETRY_SHARE = 2.0
 """What is not compiled now is asked for again when it has cost this many times as much."""
 
@@ -61,6 +64,7 @@ class Watch:
         self._asked: dict[str, list[Shape]] = {}
         self._stamps: dict[str, int] = {}
         self._share = 1 / AGAIN
+        self._replaced = 0
         self._lock = threading.RLock()
 
     # ------------------------------------------------------------------------------------------------ a miss
@@ -87,10 +91,8 @@ class Watch:
         serve, clock, family = prepared.serve, time.perf_counter, shape.family
 
         def watched(*leaves: object) -> object:
-            if (shape.seconds >= shape.due or family.seconds >= family.due) and self._consider(shape, leaves):
-                now = self._entry.serve_of(shape.call)
-                if now is not None:
-                    return now(*leaves)
+            if shape.seconds >= shape.due or family.seconds >= family.due:
+                return self._due_call(shape, serve, leaves)
             start = clock()
             result = serve(*leaves)
             took = clock() - start
@@ -149,27 +151,47 @@ class Watch:
 
     def _was_dropped(self, shape: Shape) -> bool:
         """Was there a variant for it that was damaged? It has paid before."""
-        key = self._key(self._request(shape, whole=False))
-        return any(key in overlay.damaged for overlay in self._jit.overlays())
+        damaged = set[str]().union(*(overlay.damaged for overlay in self._jit.overlays()))
+        return bool(damaged) and self._key(self._request(shape, whole=False)) in damaged
 
     # ------------------------------------------------------------------------------------------------ asking
 
-    def _consider(self, shape: Shape, leaves: Sequence[object]) -> bool:
-        """A compile is due: ask for it, or say when to consider it again. True when a variant may be there now."""
-        if _is_capturing():
-            return False
-        with self._lock:
-            ask = self._asked_for(shape, leaves)
-        if ask is not None and not self._background:
-            ask.done.wait(self._limits.seconds)
-        return ask is not None and ask.done.is_set()
+    def _due_call(self, shape: Shape, serve: Callable[..., object], leaves: Sequence[object]) -> object:
+        """A call at which a compile is due: in the background it is served first, and what it began goes on behind it;
+        its arguments are copied before, since it may write them."""
+        capturing, family = _is_capturing(), shape.family
+        whole = self._changes(family) and family.seconds >= family.due
+        sample = None if capturing else self._sample(leaves)
+        if self._background and not capturing:
+            shape.due = family.due = math.inf
+        elif not capturing:
+            ask = self._asked_for(shape, sample, whole=whole)
+            if ask is not None and ask.done.wait(self._limits.seconds):
+                now = self._entry.serve_of(shape.call)
+                if now is not None:
+                    return now(*leaves)
+        start = time.perf_counter()
+        result = serve(*leaves)
+        took = time.perf_counter() - start
+        shape.calls += 1
+        shape.seconds += took
+        family.seconds += took
+        if self._background and not capturing:
+            self._jit.soon(lambda: self._asked_for(shape, sample, whole=whole))
+        return result
 
-    def _asked_for(self, shape: Shape, leaves: Sequence[object]) -> Ask | None:
+    def _asked_for(self, shape: Shape, sample: Sample | None, *, whole: bool) -> Ask | None:
+        """Ask for a compile that is due, or say when to consider it again."""
+        with self._lock:
+            ask = self._ask(shape, sample, whole=whole)
+        if ask is None and sample is not None:
+            sample.close()
+        return ask
+
+    def _ask(self, shape: Shape, sample: Sample | None, *, whole: bool) -> Ask | None:
         family = shape.family
         if shape.state not in ("", "asked") or (shape.state == "asked" and self._background):
-            family.due = math.inf
             return None
-        whole = self._changes(family) and family.seconds >= family.due
         request = self._request(shape, whole=whole)
         if whole and request.dims and self._jit.refuses(self._key(request)):
             request = self._request(shape, whole=False)
@@ -184,7 +206,7 @@ class Watch:
         shape.state = "asked"
         self._asked.setdefault(key, []).append(shape)
         self._jit.miss_log.write(self._entry.record.name, "asked", shape.call, label=request.label)
-        return self._jit.ask(request, self._sample(leaves), self._limits, self._ended)
+        return self._jit.ask(request, sample, self._limits, self._ended)
 
     def _request(self, shape: Shape, *, whole: bool) -> Request:
         program = shape.family.program
@@ -283,7 +305,8 @@ class Watch:
             if now != count:
                 self._last_used[key] = (now, time.monotonic())
         key = min(self._last_used, key=lambda one: self._last_used[one][1], default="")
-        if not key or self._last_used[key][1] >= shape.first_seen:
+        worn_out = self._replaced >= REPLACES * self._most
+        if not key or worn_out or self._last_used[key][1] >= shape.first_seen:
             names = [name for name, sizes in shape.family.sizes.items() if len(sizes) >= KEEPS_CHANGING]
             what = f"{', '.join(names)} keep changing" if names else "its calls keep changing"
             self._jit.say(
@@ -293,6 +316,7 @@ class Watch:
             return f"max_jit: there are {self._most} variants already"
         made, overlay = self._adopted.pop(key)
         del self._last_used[key]
+        self._replaced += 1
         overlay.drop(key)
         self._entry.release(made.variant)
         self._jit.totals.evictions += 1
