@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from aotpack_runtime.bundle import Bundle
+from aotpack_runtime.counters import Counter
 from aotpack_runtime.errors import AotpackError, CompileError
 from aotpack_runtime.format.index import Entry, Variant
 from aotpack_runtime.format.target import Machine
@@ -107,6 +108,8 @@ class Jit:
         self._asks: dict[str, Ask] = {}
         self._children: set[Child] = set()
         self._owner = os.getpid()
+        self._begun, self._ended = Counter(), Counter()
+        self._turns = threading.Semaphore(jobs())
         self._queue: SimpleQueue[Callable[[], object] | None] | None = None
         self._said: set[str] = set()
         self._closed = False
@@ -136,8 +139,17 @@ class Jit:
                 queue = self._queue
                 if queue is None:
                     queue = self._queue = SimpleQueue()
-                    threading.Thread(target=_do, args=(queue,), name="aotpack-jit", daemon=True).start()
+                    threading.Thread(target=self._do, args=(queue,), name="aotpack-jit", daemon=True).start()
+        self._begun.tick()
         queue.put(work)
+
+    def _do(self, queue: SimpleQueue[Callable[[], object] | None]) -> None:
+        while (work := queue.get()) is not None:
+            try:
+                work()
+            except Exception:
+                log.exception("while asking for a compile behind a miss")
+            self._ended.tick()
 
     def _begin_anew(self) -> None:
         """In a forked child: threads do not come along, nor do the compiles they wait for."""
@@ -181,7 +193,8 @@ class Jit:
 
     def _fly(self, ask: Ask, ended: Callable[[Ask], None]) -> None:
         try:
-            ask.made = self._found_or_made(ask)
+            with self._turns:  # of those that wait, only as many look after locks as may compile
+                ask.made = self._found_or_made(ask)
         except AotpackError as error:
             ask.problem = str(error)
         except OSError as error:
@@ -301,7 +314,7 @@ class Jit:
         seconds = sorted(self.totals.seconds)
         overlays = self.overlays()
         with self._lock:
-            running, waiting = len(self._children), len(self._asks)
+            running, waiting = len(self._children), len(self._asks) + self._begun.value - self._ended.value
         return {
             "available": not self.unavailable,
             **({"why": self.unavailable} if self.unavailable else {}),
@@ -333,14 +346,6 @@ class Jit:
         for ask in asks:
             ask.done.wait(5)
         self._private.close()
-
-
-def _do(queue: SimpleQueue[Callable[[], object] | None]) -> None:
-    while (work := queue.get()) is not None:
-        try:
-            work()
-        except Exception:
-            log.exception("while asking for a compile behind a miss")
 
 
 def jobs() -> int:
