@@ -6,6 +6,8 @@
 | AOTPACK_ALLOW | requirements not to check, comma separated: `torch`, `glibc`, `libstdcxx`, `cpu`, ... | none |
 | AOTPACK_CACHE_DIR | where archives unpack and the builder keeps its results | `~/.cache/aotpack` |
 | AOTPACK_CHECK | digests checked at load: `full`, `index` or `off` | `full` |
+| AOTPACK_LOG | what is said on stderr: `+dispatch,guards,jit,load,bundle` (`logs.py`) | nothing |
+| AOTPACK_MISS_LOG | a file for one JSON line a missed shape | none |
 | AOTPACK_JIT_JOBS | compiles behind misses at a time, on the whole host | one for every four CPUs |
 | AOTPACK_JIT_NICE | how far they step back behind other processes, 0 to 19 | 19 |
 """
@@ -164,11 +166,18 @@ def private_dir() -> Path:
     return Path(tempfile.gettempdir(), f"aotpack-{os.getuid()}")
 
 
+def make_private(folder: Path) -> None:
+    """Make `folder`, and the folders above it that are not there, for this user alone; OSError."""
+    if not folder.is_dir():
+        make_private(folder.parent)
+        folder.mkdir(exist_ok=True, mode=0o700)
+
+
 def untrusted(folder: Path) -> str:
     """Why `folder`, made with private permissions if it is not there, must not hold what this process will run: it
     cannot be made, or another user can write it. "" when it may."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(folder)
         status = folder.stat()
     except OSError as error:
         return f"{folder}: cannot be created: {error.strerror}"

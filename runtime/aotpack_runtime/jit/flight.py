@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from aotpack_runtime.machine import make_private
+
 POLL_S = 0.05
 """Waiters look this often: a closed session must not be held by a lock, and whoever takes over does within it."""
 
@@ -65,7 +67,7 @@ def held(*paths: Path, stopped: Stopped = lambda: False, wait: bool = True) -> I
 
 def _take(path: Path) -> int | None:
     """The descriptor that holds the lock; None while another has it. OSError where there are no locks."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

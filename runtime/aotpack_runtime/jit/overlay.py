@@ -32,6 +32,7 @@ from aotpack_runtime.format.index import Index, Variant
 from aotpack_runtime.format.index_json import FORMAT_VERSION, dump_variant, parse_variant
 from aotpack_runtime.format.sound import check_variant
 from aotpack_runtime.jit.flight import held
+from aotpack_runtime.machine import make_private
 
 Json = Any
 ORPHAN_S = 3600.0
@@ -119,7 +120,7 @@ class Overlay:
     def put(self, made: Compiled, files: Mapping[str, Path]) -> None:
         """Keep a variant; `files` (by name, on the same file system) are moved in, then the record appears. OSError."""
         folder = self.root / layout.artifact(made.variant.artifact.kind, made.variant.artifact.digest, "x")
-        _private(folder.parent)
+        make_private(folder.parent)
         for name, path in files.items():
             os.replace(path, folder.with_name(name))
         _write_whole(self.record(made.key), write_record(made), self.root / "build" / made.key)
@@ -155,7 +156,7 @@ class Overlay:
         self._sweep(key)
         folder = self.root / "build" / key
         _remove(folder)
-        _private(folder)
+        make_private(folder)
         try:
             yield folder
         finally:
@@ -244,8 +245,8 @@ def _check(made: Compiled, index: Index) -> None:
 
 def _write_whole(path: Path, data: bytes, scratch: Path) -> None:
     """`data` at `path`, in one step by way of the folder `scratch`; OSError when it cannot be."""
-    _private(path.parent)
-    _private(scratch)
+    make_private(path.parent)
+    make_private(scratch)
     descriptor, temporary = tempfile.mkstemp(prefix=".tmp-", dir=scratch)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -254,10 +255,6 @@ def _write_whole(path: Path, data: bytes, scratch: Path) -> None:
     except BaseException:
         _remove(Path(temporary))
         raise
-
-
-def _private(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def _remove(path: Path) -> None:

@@ -171,8 +171,7 @@ def _request(
                     shape.append(size)
             layout = _layout(leaf) or "contiguous"
             leaves.append({"path": guard.path, "dtype": leaf.dtype, "shape": shape, "layout": layout})
-            sizes = {short: f"{low}_{high}" for short, (low, high, _) in dims.values()}
-            words.append("x".join(sizes.get(str(size), str(size)) for size in shape) or "scalar")
+            words.append("x".join(_span(size, dict(dims.values())) for size in shape) or "scalar")
         elif isinstance(guard, IntGuard) and type(leaf) is int:
             leaves.append(_int_leaf(guard, leaf))
         else:
@@ -182,6 +181,13 @@ def _request(
     return Request(
         entry=entry, program=program, target=target, leaves=tuple(leaves), dims=dict(dims.values()), label=label
     )
+
+
+def _span(size: int | str, dims: Mapping[str, tuple[int, int | None, int]]) -> str:
+    """A size of a leaf for people: `8`, or `8_64` where it varies."""
+    form = parse(str(size))
+    ends = [form({name: bounds[end] or 0 for name, bounds in dims.items()}) for end in (0, 1)]
+    return "_".join(map(str, ends if form.names else ends[:1]))
 
 
 def _int_leaf(guard: IntGuard, value: int) -> Json:
