@@ -94,6 +94,7 @@ class TorchEntry(Entry):
         """Dispatch no longer to a variant that was adopted, and let go of it."""
         with self._lock:
             self._adopted.pop(variant.id, None)
+            self._files.pop(variant.id, None)
             executable = self._executables.get(variant.id)
             self._forget(variant)
         if executable is not None:

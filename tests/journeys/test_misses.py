@@ -287,3 +287,35 @@ def test_a30_variants_arrive_and_weights_change_under_calls(bundle: Path, compil
                 thread.join(60)
         assert not wrong
         assert entry.counts()["hits_by_tier"]["overlay"] > 0
+
+
+def test_a_variant_that_is_refused_comes_back_when_it_is_compiled_again(
+    bundle: Path, compiled: Path, cache: Path
+) -> None:
+    """What is compiled anew has the id of what was set aside."""
+    shutil.copytree(compiled, cache)
+    with apr.load(bundle, on_miss={"when": "never"}) as session:
+        entry = mlp_entry(session)
+        assert served(entry, x_of(7))[0] == "hit"
+        (variant,) = entry._adopted.values()
+        entry.set_aside(variant, apr.ArtifactError(variant.id, "did not run"))
+        assert served(entry, x_of(7))[0] == "program"
+        assert entry.counts()["skipped"][variant.id] == "does not load: " + f"{variant.id}: did not run"
+        assert list(overlay_of(cache).glob("variants/*")) == []
+        shutil.copytree(compiled, cache, dirs_exist_ok=True)
+        entry(x_of(5))
+        assert served(entry, x_of(7))[0] == "hit"
+        assert variant.id not in entry.counts()["skipped"]
+
+
+def test_closing_a_session_leaves_the_overlay_as_it_is(bundle: Path, compiled: Path, cache: Path) -> None:
+    """A variant that arrives while the session is closed is not taken for a damaged one."""
+    shutil.copytree(compiled, cache)
+    session = apr.load(bundle, on_miss={"when": "never"})
+    entry = mlp_entry(session)
+    entry(x_of(4))
+    assert entry._behind()
+    watch = entry._watch
+    session.close()
+    assert not watch.look()
+    assert len(list(overlay_of(cache).glob("variants/*"))) == 1

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from aotpack_runtime.dispatch import Miss
-from aotpack_runtime.errors import AotpackError
+from aotpack_runtime.errors import AotpackError, ArtifactError
 from aotpack_runtime.fallbacks import Prepared
 from aotpack_runtime.format.codec import dump_scalar
 from aotpack_runtime.format.index import RecipeTarget, Variant
@@ -110,6 +110,7 @@ class Watch:
                 if made.variant.id == variant.id:
                     overlay.drop(key, damaged=True)
                     del self._adopted[key], self._last_used[key]
+                    self._entry.release(variant)
                     for shape in self._shapes.all():
                         if shape.state == "compiled" and covers(variant.guards, shape.call):
                             shape.state, shape.hits, shape.due = "", None, 0.0
@@ -276,9 +277,12 @@ class Watch:
         try:
             overlay.files(variant)
             entry.adopt([variant], overlay.files)
-        except AotpackError as error:
+        except ArtifactError as error:
             self._jit.say(f"{variant.id}: {error}")
             overlay.drop(made.key, damaged=True)
+            return False
+        except AotpackError as error:  # the session was closed meanwhile: there is nothing wrong with the variant
+            log.info("%s: %s", variant.id, error)
             return False
         overlay.used(made.key)
         self._adopted[made.key] = (made, overlay)
