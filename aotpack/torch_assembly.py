@@ -125,13 +125,15 @@ def _program(plan: EntryPlan, number: int, record: Json, weights: str) -> Varian
     )
 
 
-def _recipe(plan: EntryPlan, record: Json) -> Recipe:
-    """How a miss compiles from the program what the manifest's own points were compiled to."""
+def _recipe(plan: EntryPlan, record: Json) -> Recipe | None:
+    """How a miss compiles from the program what the manifest's own points were compiled to. None on a GPU: a child
+    would take memory and time of the device that serves, and that was not tried."""
+    if plan.device != "cpu":
+        return None
     level = cpu_level(plan.compile["cpu"]["march"], plan.compile["cpu"]["simd"])
     host = {"march": level.march, "simd_bits": level.simd_bits, "needs": level.needs}
-    needs = {"cpu": level.needs} | ({"cubin": plan.arch} if plan.arch else {})
     target = RecipeTarget(
-        target=Target(plan.device, needs), job={"cpu": host, "device": plan.device, "arch": plan.arch}
+        target=Target(plan.device, {"cpu": level.needs}), job={"cpu": host, "device": plan.device, "arch": plan.arch}
     )
     return Recipe(
         outputs=parse_outputs(record["compiled_outputs"]),
