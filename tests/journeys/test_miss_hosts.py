@@ -101,12 +101,15 @@ def test_a27_when_the_owner_is_killed_another_takes_over_and_nothing_is_left_run
     owner = missing.start(bundle, 12, cache)
     servers.append(owner)
     until(lambda: children_of(cache))
-    waiter = missing.start(bundle, 12, cache)
+    waiter = missing.start(bundle, 12, cache, f"gate={tmp_path / 'gate'}")
     servers.append(waiter)
+    assert waiter.stderr is not None
+    assert waiter.stderr.readline() == "ready\n"
     until(lambda: builds(cache))
-    time.sleep(6)  # torch is imported by now, or a compiler runs
+    (tmp_path / "gate").touch()
+    time.sleep(1)  # it waits by now, if the owner was not quicker
     owned = children_of(cache)
-    assert waiter.poll() is None
+    assert owned
     os.kill(owner.pid, signal.SIGKILL)
     killed = time.monotonic()
     until(lambda: not any(_is_running(pid) for pid in owned), 10)

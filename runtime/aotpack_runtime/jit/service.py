@@ -301,9 +301,11 @@ class Jit:
         with self._lock:
             private = self._private.get()
         if isinstance(private, str):
-            text = f"{problem}; {private}" if private != problem else problem
-            self.say(f"misses are served without compiling behind them: {text}; AOTPACK_CACHE_DIR names another place")
-            raise CompileError("overlay", text, hint="set AOTPACK_CACHE_DIR")
+            self.say(
+                f"misses are served without compiling behind them: {problem}, and folders for temporary files cannot "
+                "be used either; AOTPACK_CACHE_DIR names another place"
+            )
+            raise CompileError("overlay", f"{problem}; {private}", hint="set AOTPACK_CACHE_DIR")
         self.say(f"{problem}; what is compiled is kept by this process alone, until AOTPACK_CACHE_DIR names another")
         return private
 
