@@ -13,7 +13,7 @@ from aotpack.manifest_model import TorchExportEntry
 from aotpack.plan import EntryPlan, Plan
 from aotpack.torch_assembly import torch_entry, weight_set
 from aotpack_runtime.errors import CompileError
-from aotpack_runtime.format.index import Entry, File, Index, WeightSet
+from aotpack_runtime.format.index import Entry, File, Index, Variant, WeightSet
 
 Json = Any
 
@@ -105,13 +105,21 @@ def make_index(
 
 def _joined(known: Entry, more: Entry) -> Entry:
     """One entry built for another target or precision as well; programs that are the same are kept once."""
-    seen = {(program.artifact.digest, program.weights, program.target.device) for program in known.programs}
-    programs = [
-        program
-        for program in more.programs
-        if (program.artifact.digest, program.weights, program.target.device) not in seen
-    ]
+    added = {_identity(program): program for program in more.programs}
+    programs = [_with_targets(program, added.pop(_identity(program), None)) for program in known.programs]
     variants = (*known.variants, *more.variants)
     if known.kernel is not None:
         variants = in_order(variants)
-    return replace(known, variants=variants, programs=(*known.programs, *programs))
+    return replace(known, variants=variants, programs=(*programs, *added.values()))
+
+
+def _identity(program: Variant) -> tuple[str, str, str]:
+    return program.artifact.digest, program.weights, program.target.device
+
+
+def _with_targets(program: Variant, same: Variant | None) -> Variant:
+    """`program`, of which variants are compiled for the targets of the other plan as well."""
+    if program.recipe is None or same is None or same.recipe is None:
+        return program
+    targets = (*program.recipe.targets, *same.recipe.targets)
+    return replace(program, recipe=replace(program.recipe, targets=targets))

@@ -181,6 +181,13 @@ class OnMiss(Strict):
     policy: Literal["jit", "eager", "pad", "error"] = "jit"
     background: bool = Field(default=True, description="compile behind the call, which eager serves meanwhile")
     max_jit: Size = Field(default=4, description="variants that misses may add")
+    when: Literal["pays", "at_once", "never"] = Field(
+        default="pays", description="compile when it is expected to pay back, at the first miss, or never on this host"
+    )
+    max_seconds: Positive = Field(default=600, description="what one compile behind a miss may take")
+    max_memory: Bytes | None = Field(
+        default=None, description="for each process of such a compile; default: 8GiB and three times the weights"
+    )
     pad: Mapping[Identifier, PadForm] | None = Field(
         default=None, description="dim -> a multiple to pad to, or a list of sizes to pad to"
     )

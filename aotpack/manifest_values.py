@@ -116,7 +116,7 @@ _UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-def _bytes(value: object) -> int:
+def parse_bytes(value: object) -> int:
     """2GiB, 1.5GB or a number of bytes -> bytes."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
@@ -140,7 +140,7 @@ Source = Annotated[str, matching(rf"{_DOTTED}:{_DOTTED}|.+\.pt2", '"pkg.module:n
 SemVer = Annotated[str, matching(_SEMVER, "a semantic version such as 1.4.0")]
 Specifier = Annotated[str, AfterValidator(_specifier)]
 Scalar = Annotated[bool | int | float | str | None, BeforeValidator(_scalar)]
-Bytes = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=int | str)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str)]
 Size = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Limit = Annotated[float, Field(ge=0, allow_inf_nan=False)]

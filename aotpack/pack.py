@@ -15,7 +15,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from aotpack_runtime.archive import pack_archive
 from aotpack_runtime.errors import AotpackError, OutputError
@@ -23,7 +23,6 @@ from aotpack_runtime.format import layout
 from aotpack_runtime.format.fingerprint import digest
 from aotpack_runtime.format.index import Index
 from aotpack_runtime.format.index_json import dump
-from aotpack_runtime.store import Store
 
 Json = Any
 ARCHIVE_SUFFIXES = (".aotpack", ".zip")
@@ -50,7 +49,13 @@ def staging(out: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def stage(index: Index, store: Store, out: Path, folder: Path) -> None:
+class Files(Protocol):
+    """Where files are, by their digest."""
+
+    def object(self, digest: str) -> Path: ...
+
+
+def stage(index: Index, store: Files, out: Path, folder: Path) -> None:
     """Write the whole bundle to `folder`, anew if something is there; it is to become `out`."""
     with _writing(out):
         if folder.exists():

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from aotpack.compilers.toolchain import cpu_level
 from aotpack.manifest_model import TorchExportEntry
 from aotpack.plan import EntryPlan, VariantPlan
 from aotpack_runtime.errors import CompileError
 from aotpack_runtime.format.codec import parse_guards, parse_outputs
 from aotpack_runtime.format.fingerprint import fingerprint
-from aotpack_runtime.format.index import ArtifactRef, Entry, File, Source, Variant, WeightRef, WeightSet
+from aotpack_runtime.format.index import (
+    ArtifactRef,
+    Entry,
+    File,
+    Recipe,
+    RecipeTarget,
+    Source,
+    Variant,
+    WeightRef,
+    WeightSet,
+)
 from aotpack_runtime.format.index_json import parse_parameter
 from aotpack_runtime.format.output import Result
 from aotpack_runtime.format.target import Target, version
@@ -110,6 +121,24 @@ def _program(plan: EntryPlan, number: int, record: Json, weights: str) -> Varian
         weights=weights,
         constants=tuple((name, weight) for name, weight in record["constants"]),
         examples=tuple(_example(item) for item in record["examples"]),
+        recipe=_recipe(plan, record),
+    )
+
+
+def _recipe(plan: EntryPlan, record: Json) -> Recipe | None:
+    """How a miss compiles from the program what the manifest's own points were compiled to. None on a GPU: a child
+    would take memory and time of the device that serves, and that was not tried."""
+    if plan.device != "cpu":
+        return None
+    level = cpu_level(plan.compile["cpu"]["march"], plan.compile["cpu"]["simd"])
+    host = {"march": level.march, "simd_bits": level.simd_bits, "needs": level.needs}
+    target = RecipeTarget(
+        target=Target(plan.device, {"cpu": level.needs}), job={"cpu": host, "device": plan.device, "arch": plan.arch}
+    )
+    return Recipe(
+        outputs=parse_outputs(record["compiled_outputs"]),
+        options=dict(plan.compile["inductor"]),
+        targets=(target,),
     )
 
 

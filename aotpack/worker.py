@@ -30,6 +30,7 @@ JOBS = {
     "nvrtc_source": "aotpack.compilers.nvrtc_source:describe",
     "nvrtc": "aotpack.compilers.nvrtc:compile",
     "verify": "aotpack.verify:compile",
+    "miss": "aotpack.miss:compile",
 }
 """Kind of job -> `module:function`; it is called with the job and the store, and returns the job's record."""
 
@@ -42,7 +43,7 @@ def main(root: str) -> NoReturn:
     jobs: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_read, args=(jobs,), daemon=True).start()
     while True:
-        answer = _run(json.loads(jobs.get()), store)
+        answer = run(json.loads(jobs.get()), store)
         last = "error" in answer and _gpu_is_lost()
         print(json.dumps({**answer, "last": last}), file=results, flush=True)
         if last:
@@ -71,7 +72,8 @@ def _read(jobs: SimpleQueue[str]) -> None:
     os._exit(0)
 
 
-def _run(job: dict[str, Any], store: Store) -> dict[str, Any]:
+def run(job: dict[str, Any], store: Store) -> dict[str, Any]:
+    """{"result": the record of the job} or {"error": its type, message and hint}."""
     try:
         sys.path[:] = [path for path in sys.path if path != job.get("folder")]
         module, _, function = JOBS[job["kind"]].partition(":")

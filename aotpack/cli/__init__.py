@@ -25,6 +25,7 @@ _COMMANDS = ("build", "plan", "inspect", "explain", "check", "verify", "tune", "
 for _name in _COMMANDS:
     _module = import_module(f"aotpack.cli.{_name}")
     app.command(name=_name)(_module.command)
+app.add_typer(import_module("aotpack.cli.cache").app, name="cache")
 
 
 def _version(wanted: bool) -> None:

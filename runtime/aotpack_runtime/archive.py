@@ -21,7 +21,7 @@ from typing import BinaryIO
 from aotpack_runtime.errors import BundleError, MalformedBundle
 from aotpack_runtime.format import layout
 from aotpack_runtime.format.index_json import parse
-from aotpack_runtime.machine import cache_dir, private_dir
+from aotpack_runtime.machine import cache_dir, private_dir, untrusted
 
 log = logging.getLogger("aotpack.bundle")
 
@@ -163,13 +163,8 @@ def _place(digest: str) -> Path:
 
 def _problem(folder: Path, place: Path) -> str:
     """Why `folder`, made if it is not there, cannot hold what this process will run at `place`; "" when it can."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = folder.stat()
-    except OSError as error:
-        return f"{folder}: cannot be created: {error.strerror}"
-    if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
-        return f"{folder}: others can write it"
+    if problem := untrusted(folder):
+        return problem
     return "" if _is_whole(place) or os.access(folder, os.W_OK) else f"{folder}: cannot be written"
 
 

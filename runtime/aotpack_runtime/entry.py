@@ -11,6 +11,7 @@ from collections import Counter as Tally
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from aotpack_runtime import logs
 from aotpack_runtime.assemble import Serve
 from aotpack_runtime.counters import Counter
 from aotpack_runtime.dispatch import Hit, Miss
@@ -59,10 +60,12 @@ class Entry:
         self._memo: dict[object, Serve] = {}
         self._memo_limit = max(MEMO_LIMIT, 4 * len(variants))
         self._executables: dict[str, Any] = {}
+        self._adopted: dict[str, Variant] = {}
         self._counters: dict[str, Counter] = {}
         self._reasons: Tally[str] = Tally()
         self.closed = False
         self._fallbacks: list[Any] = []
+        self._watch: Any = None
 
     def __repr__(self) -> str:
         return f"<aotpack entry {self.record.name!r}: {len(self.variants)} variants on {self.device}>"
@@ -73,13 +76,16 @@ class Entry:
 
     def counts(self) -> dict[str, Any]:
         """Calls served so far: hits by variant, misses by what served them and by their reason."""
-        hits = {variant.id: self._value(variant.id) for variant in self.record.variants}
+        bundled = {variant.id: self._value(variant.id) for variant in self.record.variants}
+        overlay = {name: self._value(name) for name in list(self._adopted)}
+        hits = bundled | overlay
         programs = sum(self._value(program.id) for program in self.programs)
         fallbacks = {"program": programs} | {
             way.tier: self._value(way.tier) for way in self._fallbacks if way.tier != "program"
         }
         return {
             "hits": sum(hits.values()),
+            "hits_by_tier": {"bundle": sum(bundled.values()), "overlay": sum(overlay.values())},
             "hits_by_variant": {name: count for name, count in hits.items() if count},
             "misses": sum(fallbacks.values()) + self._value("error"),
             "misses_by_tier": {tier: count for tier, count in fallbacks.items() if count},
@@ -87,6 +93,7 @@ class Entry:
             "errors": self._value("error"),
             "loaded": sorted(self._executables),
             "skipped": dict(self._skipped),
+            **({} if self._watch is None else {"jit": self._watch.status()}),
         }
 
     # ------------------------------------------------------------------------------------------- for the session
@@ -103,10 +110,16 @@ class Entry:
             log.warning("%s does not load and is skipped: %s", variant.id, error)
             self._skipped.append((variant.id, f"does not load: {error}"))
             self._forget(variant)
+        if self._watch is not None:
+            self._watch.refused(variant)
 
     def counter(self, name: str) -> Callable[[], object]:
         """The tick of the counter called `name`."""
-        return self._counters.setdefault(name, Counter()).tick
+        return self.counter_of(name).tick
+
+    def counter_of(self, name: str) -> Counter:
+        """The counter called `name`, of calls that a variant or a way served."""
+        return self._counters.setdefault(name, Counter())
 
     def close(self) -> None:
         """Let go of every executable; calls raise SessionClosed from now on."""
@@ -116,6 +129,8 @@ class Entry:
 
         self.closed = True
         self._install(closed)
+        if self._watch is not None:
+            self._watch.close()
         with self._lock:
             self._memo.clear()
             self._executables.clear()
@@ -133,13 +148,18 @@ class Entry:
         raise NotImplementedError
 
     def _serve_miss(self, miss: Miss, values: tuple[object, ...]) -> tuple[Serve, bool]:
-        self._reasons[_category(miss)] += 1
+        category = _category(miss)
+        self._reasons[category] += 1
+        if logs.guards.isEnabledFor(logging.INFO):
+            reason = miss.call.state[0] if miss.call.state else miss.last_reason() or "no variants"
+            logs.guard_failed(self.record.name, reason, self._reasons[category])
         log.debug("%s: %s", self.record.name, miss)
         problems: list[str] = []
         for way in self._fallbacks:
             prepared = way.prepare(miss, values)
             if not isinstance(prepared, str):
-                return prepared.serve, prepared.remember
+                serve = prepared.serve if self._watch is None else self._watch.watched(miss, prepared)
+                return serve, prepared.remember
             problems.append(prepared)
         self.counter("error")()
         why = "; ".join(problems) or self.last_words

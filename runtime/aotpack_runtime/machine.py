@@ -6,6 +6,10 @@
 | AOTPACK_ALLOW | requirements not to check, comma separated: `torch`, `glibc`, `libstdcxx`, `cpu`, ... | none |
 | AOTPACK_CACHE_DIR | where archives unpack and the builder keeps its results | `~/.cache/aotpack` |
 | AOTPACK_CHECK | digests checked at load: `full`, `index` or `off` | `full` |
+| AOTPACK_LOG | what is said on stderr: `+dispatch,guards,jit,load,bundle` (`logs.py`) | nothing |
+| AOTPACK_MISS_LOG | a file for one JSON line a missed shape | none |
+| AOTPACK_JIT_JOBS | compiles behind misses at a time, on the whole host | one for every four CPUs |
+| AOTPACK_JIT_NICE | how far they step back behind other processes, 0 to 19 | 19 |
 """
 
 from __future__ import annotations
@@ -160,6 +164,26 @@ def private_dir() -> Path:
     import tempfile  # only hosts without a home get here
 
     return Path(tempfile.gettempdir(), f"aotpack-{os.getuid()}")
+
+
+def make_private(folder: Path) -> None:
+    """Make `folder`, and the folders above it that are not there, for this user alone; OSError."""
+    if not folder.is_dir():
+        make_private(folder.parent)
+        folder.mkdir(exist_ok=True, mode=0o700)
+
+
+def untrusted(folder: Path) -> str:
+    """Why `folder`, made with private permissions if it is not there, must not hold what this process will run: it
+    cannot be made, or another user can write it. "" when it may."""
+    try:
+        make_private(folder)
+        status = folder.stat()
+    except OSError as error:
+        return f"{folder}: cannot be created: {error.strerror}"
+    if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
+        return f"{folder}: others can write it"
+    return ""
 
 
 def allowed_mismatches() -> frozenset[str]:

@@ -20,6 +20,7 @@ from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.target import Machine
 from aotpack_runtime.kernel_entry import KernelEntry
 from aotpack_runtime.loaders import INPUTS, KERNEL_OPERATORS, LOADERS, OPERATORS, WEIGHTS, loader
+from aotpack_runtime.logs import configure
 from aotpack_runtime.machine import allowed_mismatches, this_machine
 from aotpack_runtime.torch_entry import TorchEntry
 
@@ -37,11 +38,13 @@ def load(
     check: Check | None = None,
     allow: Iterable[str] = (),
     machine: Machine | None = None,
+    on_miss: Mapping[str, Any] | None = None,
 ) -> Session:
     """Open the bundle at `path` (a folder or an archive) for `device`, after judging that it fits this host.
 
     `mode` says what a miss does, over the manifest's `on_miss` and the variable AOTPACK_MODE: `strict` raises
-    GuardMiss, `eager` runs the bundle's program, `jit` as well (compiling behind the traffic is not in this version).
+    GuardMiss, `eager` runs the bundle's program, `jit` as well and compiles behind the traffic what is expected to pay.
+    `on_miss` sets single words of the manifest's `on_miss` for every entry, such as {"background": False}.
     `source="never"` keeps the model's own source out of it. `check` is how much is hashed before it is used: `full`,
     `index` or `off`. `allow` names requirements not to judge (`torch`, `cpu`, `glibc`, ...).
 
@@ -55,6 +58,7 @@ def load(
         raise AotpackError(f"source is {source!r}; expected auto or never")
     if not _DEVICE.fullmatch(device):
         raise AotpackError(f"device is {device!r}; expected cpu, cuda or cuda:N")
+    configure()
     bundle = open_bundle(path, check=check)
     try:
         return Session(
@@ -64,6 +68,7 @@ def load(
             source=source,
             machine=machine or this_machine(),
             allow=frozenset(allow) | allowed_mismatches(),
+            on_miss=on_miss or {},
         )
     except BaseException:
         bundle.close()
@@ -82,12 +87,15 @@ class Session:
         source: str,
         machine: Machine,
         allow: frozenset[str],
+        on_miss: Mapping[str, Any] = {},
     ) -> None:
+        self._on_miss = on_miss
         self.bundle, self.device = bundle, device
         self._weights: dict[str, Any] = {}
         self._lock = threading.RLock()
         self._closed = False
         self._warm: set[str] = set()
+        self._jit: Any = None
         with_models = any(record.kernel is None for record in bundle.index.entries.values())
         self._torch_device = _numbered(device) if with_models else device
         self._machine, self._allow = machine.on(int(self._torch_device.partition(":")[2] or 0)), allow
@@ -151,15 +159,17 @@ class Session:
         hot = {v.id for entry in self._entries.values() for v in entry.variants if v.tier == "hot"}
         loaded = {name for counts in entries.values() for name in counts["loaded"]}
         index = self.bundle.index
+        hits, misses = [sum(counts[name] for counts in entries.values()) for name in ("hits", "misses")]
         return {
             "bundle": {"name": index.name, "version": index.version, "digest": self.bundle.digest},
             "device": self.device,
             "verdict": self.verdict,
             "ready": not self._closed and hot - self._skipped(entries) <= loaded,
-            "hits": sum(counts["hits"] for counts in entries.values()),
-            "misses": sum(counts["misses"] for counts in entries.values()),
+            "hits": hits,
+            "misses": misses,
+            "misses_per_1000": round(1000 * misses / (hits + misses), 3) if hits + misses else 0.0,
             "errors": sum(counts["errors"] for counts in entries.values()),
-            "jit": {"available": False, "compiles": 0},
+            "jit": self._behind().status() if any(e.policy == "jit" for e in self._entries.values()) else None,
             "entries": entries,
         }
 
@@ -195,6 +205,8 @@ class Session:
             if self._closed:
                 return
             self._closed = True
+        if self._jit is not None:
+            self._jit.close()
         # Not under the lock: an entry that loads a variant holds its own and asks for this one.
         for entry in self._entries.values():
             entry.close()
@@ -219,13 +231,32 @@ class Session:
             "skipped": [(item.id, self.skipped[item.id]) for item in record.variants if item.id in self.skipped],
         }
         if record.kernel is None:
-            return TorchEntry(record, weights=self._weight_set, **shared | {"device": self._torch_device})
+            watch = self._watch if shared["policy"] == "jit" else None
+            shared["device"] = self._torch_device
+            return TorchEntry(record, weights=self._weight_set, watch=watch, **shared)
         return KernelEntry(
             record,
             machine=self._machine,
             reject=lambda variant, machine: reject_variant(variant, self.device, machine, self._allow),
             **shared,
         )
+
+    def _watch(self, entry: TorchEntry) -> Any:
+        """What looks at the misses of `entry`: made at its first, as is what all of them share."""
+        from aotpack_runtime.jit.watch import Watch
+
+        self._require_open()
+        return Watch(self._behind(), entry, {**entry.record.on_miss, **self._on_miss})
+
+    def _behind(self) -> Any:
+        """What compiles behind the misses of all entries."""
+        if self._jit is None:
+            from aotpack_runtime.jit.service import Jit
+
+            with self._lock:
+                if self._jit is None:
+                    self._jit = Jit(self.bundle, self._torch_device, self._machine, self._allow)
+        return self._jit
 
     def _weight_set(self, name: str) -> Any:
         """The weight set as tensors, mapped at its first use and shared by all that bind it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -12,11 +12,12 @@ from aotpack_runtime.assemble import Serve, assemble
 from aotpack_runtime.bundle import Bundle
 from aotpack_runtime.dispatch import Dispatcher, Hit, Miss
 from aotpack_runtime.entry import Entry
-from aotpack_runtime.errors import ArtifactError
+from aotpack_runtime.errors import AotpackError, ArtifactError
 from aotpack_runtime.fallbacks import FALLBACKS, POLICIES
 from aotpack_runtime.format import index
 from aotpack_runtime.format.guard import TensorGuard
 from aotpack_runtime.format.index import Variant
+from aotpack_runtime.format.order import in_order
 from aotpack_runtime.format.tree import LEAF
 from aotpack_runtime.loaders import LOADERS, loader
 
@@ -25,10 +26,18 @@ class TorchEntry(Entry):
     """A callable that binds like the model's own forward(), and returns what eager returns."""
 
     def __init__(
-        self, record: index.Entry, *, bundle: Bundle, weights: Callable[[str], Any], policy: str, **rest: Any
+        self,
+        record: index.Entry,
+        *,
+        bundle: Bundle,
+        weights: Callable[[str], Any],
+        policy: str,
+        watch: Callable[[TorchEntry], Any] | None = None,
+        **rest: Any,
     ) -> None:
         super().__init__(record, policy=policy, **rest)
-        self.weights, self._bundle = weights, bundle
+        self.weights, self._bundle, self._make_watch = weights, bundle, watch
+        self._files: dict[str, Callable[[Variant], Mapping[str, str]]] = {}
         self._serves: dict[tuple[str, bool], Serve] = {}
         self._dispatcher = Dispatcher(record.parameter_names, self.variants, self._skipped)
         self._fallbacks = [import_module(FALLBACKS[way]).Fallback(self) for way in POLICIES[policy]]
@@ -61,11 +70,46 @@ class TorchEntry(Entry):
                     executable = self._executables.get(variant.id)
                     if executable is None:
                         module = loader(LOADERS[variant.artifact.kind])
-                        executable = module.load(variant, self._bundle.files(variant), weights)
+                        files = self._files.get(variant.id, self._bundle.files)
+                        executable = module.load(variant, files(variant), weights)
                         self._executables[variant.id] = executable
                     tick = self.counter(variant.id) if counted else int
                     serve = self._serves[key] = assemble(variant, executable, tick=tick, lock=weights.state_lock)
         return serve
+
+    def adopt(self, variants: Sequence[Variant], files: Callable[[Variant], Mapping[str, str]]) -> None:
+        """Dispatch to these variants as well, which were compiled on this host; `files` gives their checked paths.
+        They are loaded first: AotpackError when one cannot be, and nothing has changed then."""
+        new = [variant for variant in variants if variant.id not in self._adopted]
+        self._files |= {variant.id: files for variant in new}
+        for variant in new:
+            self.load(variant)
+        with self._lock:
+            self._adopted |= {variant.id: variant for variant in new}
+            gone = {name for name, _ in self._skipped} & self._adopted.keys()
+            self._skipped = [(name, reason) for name, reason in self._skipped if name not in gone]
+            self._dispatch([*self._dispatcher.variants, *new])
+
+    def release(self, variant: Variant) -> None:
+        """Dispatch no longer to a variant that was adopted, and let go of it."""
+        with self._lock:
+            self._adopted.pop(variant.id, None)
+            self._files.pop(variant.id, None)
+            executable = self._executables.get(variant.id)
+            self._forget(variant)
+        if executable is not None:
+            executable.release()
+
+    def serve_of(self, call: Any) -> Serve | None:
+        """What serves a call by a variant, None when none takes it now."""
+        decision = self._dispatcher.choose(call)
+        if isinstance(decision, Miss):
+            return None
+        try:
+            return self.serve_for(decision.variant)
+        except AotpackError as error:
+            self.set_aside(decision.variant, error)
+            return None
 
     def close(self) -> None:
         """Let go of every executable; calls raise SessionClosed from now on."""
@@ -85,6 +129,7 @@ class TorchEntry(Entry):
             known = self._memo.get(key) if key is not None else None
             if known is not None:
                 return known(*leaves)
+        dispatcher = self._dispatcher
         serve, remember = self._judge(describe(trees, leaves, self.device), values)
         if (
             remember
@@ -92,7 +137,9 @@ class TorchEntry(Entry):
             and is_plain_key(key)
             and all(tree == LEAF for tree in trees) | (self._leaf_kinds is None)
         ):
-            self._remember(key, serve)
+            with self._lock:
+                if dispatcher is self._dispatcher:  # no variant came meanwhile that would have served it
+                    self._remember(key, serve)
         return serve(*leaves)
 
     def _judge(self, call: Any, values: tuple[object, ...]) -> tuple[Serve, bool]:
@@ -100,15 +147,38 @@ class TorchEntry(Entry):
         while True:
             decision = self._dispatcher.choose(call)
             if isinstance(decision, Miss):
+                if self._behind() and self._watch.look():
+                    continue
                 return self._serve_miss(decision, values)
             try:
                 return self.serve_for(decision.variant), True
             except ArtifactError as error:
                 self.set_aside(decision.variant, error)
 
+    def _behind(self) -> bool:
+        """Is there something behind the misses of this entry? It is made at the first."""
+        if self._make_watch is not None:
+            with self._lock:
+                if self._make_watch is not None:
+                    self._watch, self._make_watch = self._make_watch(self), None
+        return self._watch is not None
+
     def _forget(self, variant: Variant) -> None:
-        remaining = [item for item in self._dispatcher.variants if item.id != variant.id]
-        self._dispatcher = Dispatcher(self.record.parameter_names, remaining, self._skipped)
+        with self._lock:
+            for key in [key for key in self._serves if key[0] == variant.id]:
+                del self._serves[key]
+            self._executables.pop(variant.id, None)
+            self._dispatch([item for item in self._dispatcher.variants if item.id != variant.id])
+
+    def _dispatch(self, variants: list[Variant]) -> None:
+        """Choose among `variants` from now on; calls that were judged before are judged again."""
+        ours = [variant for variant in variants if variant.id not in self._adopted]
+        chosen = in_order(variants) if len(ours) < len(variants) else ours
+        self._dispatcher = Dispatcher(self.record.parameter_names, chosen, self._skipped)
+        self._memo.clear()
+        written = self._any("written")
+        if written and not self._written:
+            self._written, self._fast = written, False
 
     def _go_fast(self) -> None:
         """torch is there now: answer judged calls from a function compiled for its tensors."""
@@ -126,7 +196,8 @@ class TorchEntry(Entry):
 
     def _any(self, field: str) -> bool:
         """Does a variant ask this of a tensor?"""
-        guards = (guard for variant in self.variants for guard in variant.guards.leaves)
+        known = (*self.variants, *self._adopted.values())
+        guards = (guard for variant in known for guard in variant.guards.leaves)
         return any(getattr(guard, field) for guard in guards if isinstance(guard, TensorGuard))
 
 

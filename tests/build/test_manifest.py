@@ -152,6 +152,9 @@ def test_the_smallest_manifest_has_the_documented_defaults() -> None:
         "policy": "jit",
         "background": True,
         "max_jit": 4,
+        "when": "pays",
+        "max_seconds": 600,
+        "max_memory": None,
         "pad": None,
         "pad_values": {},
     }

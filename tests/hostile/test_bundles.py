@@ -347,13 +347,13 @@ def test_text_that_is_no_index_is_refused(what: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("version", [0, 3, 99, -1, 1.0, 2.0, "1", True, None, [1], {"v": 1}], ids=repr)
+@pytest.mark.parametrize("version", [0, 4, 99, -1, 1.0, 2.0, "1", True, None, [1], {"v": 1}], ids=repr)
 def test_another_format_version_is_named_with_those_that_are_read(version: Json, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedFormat) as caught:
         open_bundle(write_bundle(tmp_path / "b", index_record() | {"format": version}))
     assert caught.value.found == version
     assert caught.value.exit_code == 6
-    assert caught.value.message.endswith("this aotpack-runtime reads 1, 2")
+    assert caught.value.message.endswith("this aotpack-runtime reads 1, 2, 3")
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -18,6 +18,7 @@ pytest.importorskip("cuda.bindings")
 
 from aotpack_runtime import AotpackError, BundleError, MalformedBundle, Session, UnsupportedFormat
 from aotpack_runtime.drivers import cuda
+from aotpack_runtime.format.index_json import FORMAT_VERSION
 from tests.support.bundles import index_record, members, write_bundle
 from tests.support.fake_cuda import Array, FakeDriver, install
 from tests.support.kernels import (
@@ -347,7 +348,7 @@ def test_a_kernel_beside_a_model_may_not_lend_it_its_launch(driver: FakeDriver, 
 
 
 def test_a_kernel_in_an_index_of_a_newer_format_is_refused(driver: FakeDriver, tmp_path: Path) -> None:
-    index = good() | {"format": 3}
+    index = good() | {"format": FORMAT_VERSION + 1}
     with pytest.raises(UnsupportedFormat):
         opened(index, tmp_path / "new", driver)
 

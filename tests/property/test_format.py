@@ -38,6 +38,8 @@ from aotpack_runtime.format.index import (
     File,
     Index,
     Parameter,
+    Recipe,
+    RecipeTarget,
     Source,
     Variant,
     WeightRef,
@@ -470,11 +472,18 @@ def some_variant(draw: st.DrawFn, name: str, parameters: tuple[Parameter, ...], 
         (1,) * len(guard.dims) if isinstance(guard, TensorGuard) else 2 if isinstance(guard, IntGuard) else None
         for guard in guards.leaves
     )
+    outputs = draw(some_outputs(guards))
+    recipe = None
+    if kind == "exported" and draw(st.booleans()):
+        targets = [
+            RecipeTarget(target=Target("cpu", draw(st.dictionaries(texts, texts, max_size=1))), job=draw(plain_json))
+        ]
+        recipe = Recipe(outputs=outputs, options=draw(plain_json), targets=tuple(targets * draw(st.integers(0, 2))))
     return Variant(
         id=name, point=draw(texts), tier=draw(st.sampled_from(["hot", "warm", "rare"])),
         target=Target("cpu", draw(st.dictionaries(texts, texts, max_size=2))),
         artifact=ArtifactRef(kind, digest, {"program.pt2" if kind == "exported" else "model.so": file}),
-        guards=guards, outputs=draw(some_outputs(guards)), weights="set", constants=(("c", "w"),), examples=(example,),
+        guards=guards, outputs=outputs, weights="set", constants=(("c", "w"),), examples=(example,), recipe=recipe,
     )  # fmt: skip
 
 
@@ -517,6 +526,7 @@ def test_an_index_is_read_back_as_written(made: Index) -> None:
     for variant in made.variants():
         assert exact_guards(theirs[variant.id].guards) == exact_guards(variant.guards)
         assert theirs[variant.id].examples == variant.examples
+        assert theirs[variant.id].recipe == variant.recipe
 
 
 @given(some_index(), st.data())

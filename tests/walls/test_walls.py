@@ -196,6 +196,8 @@ def test_both_distributions_have_one_version(repo: Path) -> None:
     project = tomllib.loads((repo / "pyproject.toml").read_text())["project"]
     pins = [line for line in project["dependencies"] if line.startswith("aotpack-runtime")]
     assert pins == [f"aotpack-runtime=={aotpack_runtime.__version__}"]
+    extras = tomllib.loads((repo / "runtime" / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["jit"] == [f"aotpack[torch]=={aotpack_runtime.__version__}"]
     assert f"## [{aotpack_runtime.__version__}]" in (repo / "CHANGELOG.md").read_text()
 
 

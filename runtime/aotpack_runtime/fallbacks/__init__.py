@@ -31,10 +31,11 @@ POLICIES: Mapping[str, tuple[str, ...]] = {
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A miss that can be served: `serve` takes the leaves of the call. `remember` when the same holds for every call
-    that guards judge alike."""
+    that guards judge alike; `program` is the one that serves, if one does."""
 
     serve: Callable[..., object]
     remember: bool = True
+    program: Variant | None = None
 
 
 class Context(Protocol):

@@ -29,7 +29,7 @@ class Fallback:
         if isinstance(decision, Hit):
             if _has_subclass(miss.call) and self._writes(decision.variant):
                 return "its programs write in place, and what that gives of a subclass of torch.Tensor is another class"
-            return Prepared(self._context.serve_for(decision.variant))
+            return Prepared(self._context.serve_for(decision.variant), program=decision.variant)
         reasons = "; ".join(decision.reasons.values())
         return f"its programs do not reach this call: {reasons}" if reasons else "it holds no program"
 

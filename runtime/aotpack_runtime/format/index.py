@@ -63,13 +63,31 @@ class ArtifactRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeTarget:
+    """What a variant compiled for it would need of a host, and what a job of the toolchain says of it."""
+
+    target: Target
+    job: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How variants are compiled from a program: what they return, the toolchain's options, and the targets of the
+    manifest, of which a host takes the first that it meets."""
+
+    outputs: Outputs
+    options: Mapping[str, Json]
+    targets: tuple[RecipeTarget, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
     """One compiled specialization of an entry.
 
     `constants` maps each constant the artifact asks for, in its order, to a name in the weight set `weights`.
     `examples` are calls that fit, the first for warm-up and all of them for verification: for each leaf the shape of a
     tensor, the value of a symbolic int, or None. Of a kernel, `launch` says how it is launched and `axes` what it was
-    compiled with.
+    compiled with. Of a program, `recipe` is how a miss compiles variants from it; None where it cannot.
     """
 
     id: str
@@ -84,6 +102,7 @@ class Variant:
     examples: tuple[Example, ...]
     axes: Axes = field(default_factory=dict)
     launch: Launch | None = None
+    recipe: Recipe | None = None
 
 
 @dataclass(frozen=True, slots=True)

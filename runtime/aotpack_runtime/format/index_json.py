@@ -4,7 +4,8 @@ FORMAT_VERSION ledger
     1  2026-11  first version: kinds aoti and exported
     2  2026-11  adds entries of kernels: kinds cubin and ptx, Variant.axes and .launch, Entry.kernel; what many variants
                 have in common stands once, under `shared`; reads 1
-    3  2026-11  adds torch entries on CUDA: WeightRef.host, and the need `cuda`; reads 1 and 2
+    3  2026-11  adds torch entries on CUDA: WeightRef.host, and the need `cuda`; Variant.recipe of programs: what a miss
+                compiles from a bundle alone; reads 1 and 2, without it
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from aotpack_runtime.format.index import (
     Index,
     Kernel,
     Parameter,
+    Recipe,
+    RecipeTarget,
     Source,
     Variant,
     WeightRef,
@@ -127,7 +130,7 @@ def dump_variant(variant: Variant) -> Json:
         "id": variant.id,
         "point": variant.point,
         "tier": variant.tier,
-        "target": {"device": variant.target.device, "needs": dict(variant.target.needs)},
+        "target": _dump_target(variant.target),
         "artifact": {
             "kind": variant.artifact.kind,
             "digest": variant.artifact.digest,
@@ -139,9 +142,23 @@ def dump_variant(variant: Variant) -> Json:
         "constants": [list(pair) for pair in variant.constants],
         "examples": [list(example) for example in variant.examples],
     }
+    if variant.recipe is not None:
+        record["recipe"] = dump_recipe(variant.recipe)
     if variant.launch is None:
         return record
     return record | {"axes": dict(variant.axes), "launch": dump_launch(variant.launch)}
+
+
+def _dump_target(target: Target) -> Json:
+    return {"device": target.device, "needs": dict(target.needs)}
+
+
+def dump_recipe(recipe: Recipe) -> Json:
+    return {
+        "outputs": dump_outputs(recipe.outputs),
+        "options": dict(recipe.options),
+        "targets": [{"target": _dump_target(item.target), "job": dict(item.job)} for item in recipe.targets],
+    }
 
 
 def _dump_file(file: File) -> Json:
@@ -287,7 +304,9 @@ class _Shared:
         return known
 
 
-def parse_variant(value: Json, shared: _Shared) -> Variant:
+def parse_variant(value: Json, shared: _Shared | None = None) -> Variant:
+    """A variant from its record, which may stand by itself; ValueError, TypeError or KeyError for what is none."""
+    shared = shared or _Shared([])
     artifact = value["artifact"]
     if value["tier"] not in ("hot", "warm", "rare"):
         raise ValueError(f"unknown tier {value['tier']!r}")
@@ -310,6 +329,17 @@ def parse_variant(value: Json, shared: _Shared) -> Variant:
         examples=tuple(_parse_example(item) for item in value["examples"]),
         axes=parse_axes(value["axes"]) if "axes" in value else {},
         launch=parse_launch(value["launch"]) if "launch" in value else None,
+        recipe=_parse_recipe(value["recipe"]) if "recipe" in value else None,
+    )
+
+
+def _parse_recipe(value: Json) -> Recipe:
+    return Recipe(
+        outputs=parse_outputs(value["outputs"]),
+        options=dict(value["options"]),
+        targets=tuple(
+            RecipeTarget(target=_parse_target(item["target"]), job=dict(item["job"])) for item in value["targets"]
+        ),
     )
 
 

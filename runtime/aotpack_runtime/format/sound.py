@@ -23,7 +23,7 @@ from aotpack_runtime.format.guard import (
     TensorGuard,
     ValueGuard,
 )
-from aotpack_runtime.format.index import Entry, File, Index, Parameter, Variant, WeightSet
+from aotpack_runtime.format.index import Entry, File, Index, Parameter, Recipe, Variant, WeightSet
 from aotpack_runtime.format.launch import check_launch
 from aotpack_runtime.format.output import Argument, OutputLeaf, Result, Size, View
 from aotpack_runtime.format.tree import LEAF, Tree, children, paths
@@ -67,6 +67,8 @@ def check_variant(variant: Variant, parameters: Sequence[Parameter]) -> None:
         raise ValueError("outputs cannot be put together")
     for leaf in outputs.leaves:
         _check_output(leaf, guards.leaves, sizes)
+    if variant.recipe is not None:
+        _check_recipe(variant, variant.recipe, sizes)
     if variant.launch is not None:
         check_launch(variant.launch, guards.leaves)
         if len(variant.artifact.files) != 1 or variant.artifact.kind not in layout.KERNELS:
@@ -80,6 +82,16 @@ def check_variant(variant: Variant, parameters: Sequence[Parameter]) -> None:
     for example in variant.examples:
         if len(example) != len(guards.leaves) or not all(map(_is_example, guards.leaves, example)):
             raise ValueError(f"the example {list(example)} is not of its guards")
+
+
+def _check_recipe(variant: Variant, recipe: Recipe, sizes: Collection[str]) -> None:
+    """It is a program's, and what it says of results can be put together as the program's own."""
+    if variant.artifact.kind != layout.EXPORTED:
+        raise ValueError("a recipe belongs to a program")
+    if recipe.outputs.tree != variant.outputs.tree or len(recipe.outputs.leaves) != len(variant.outputs.leaves):
+        raise ValueError("a recipe gives other outputs than its program")
+    for leaf in recipe.outputs.leaves:
+        _check_output(leaf, variant.guards.leaves, sizes)
 
 
 def check_kernel(entry: Entry) -> None:

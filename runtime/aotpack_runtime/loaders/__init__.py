@@ -24,6 +24,7 @@ KERNEL_OPERATORS = "aotpack_runtime.loaders.kernel_operators"
 WEIGHTS = "aotpack_runtime.loaders.tensors"
 SOURCE = "aotpack_runtime.loaders.source"
 INPUTS = "aotpack_runtime.loaders.inputs"
+SAMPLES = "aotpack_runtime.loaders.samples"
 OPERATORS = "aotpack_runtime.loaders.operators"
 
 

@@ -83,6 +83,10 @@ class AotiExecutable:
     def size_tensor(self, size: int) -> torch.Tensor:
         return size_tensor(size)
 
+    def release(self) -> None:
+        """Follow the weights no longer; calls that run meanwhile keep it."""
+        self._weights.unbind(self._rebind)
+
     def _tensors(self) -> dict[str, torch.Tensor]:
         return self._weights.named(self._variant.constants)
 
@@ -117,6 +121,10 @@ class CudaExecutable:
 
     def size_tensor(self, size: int) -> torch.Tensor:
         return size_tensor(size)
+
+    def release(self) -> None:
+        """Follow the weights no longer; calls that run meanwhile keep it."""
+        self._weights.unbind(self._rebind)
 
     def _on_device(self, inputs: list[Any]) -> Any:
         with torch.cuda.device(self._weights.device):

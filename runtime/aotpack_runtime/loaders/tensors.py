@@ -63,6 +63,11 @@ class TorchWeights:
         rebind()
         self._executables.append(rebind)
 
+    def unbind(self, rebind: Callable[[], None]) -> None:
+        """Let go of an executable that `bind` was given."""
+        with self.lock:
+            self._executables = [known for known in self._executables if known != rebind]
+
     def check(self, new: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The values that `new` would give each stored tensor, by its key; WeightsError when it cannot be."""
         values: dict[str, torch.Tensor] = {}

@@ -1,0 +1,207 @@
+"""Hosts that make a miss hard: many processes at once, owners that die, caches that cannot be used, no compiler."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="real builds")
+
+from tests.support import missing
+from tests.support.mounts import mounted
+
+Json = Any
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="session")
+def bundle() -> Path:
+    return missing.bundle()
+
+
+@pytest.fixture
+def servers() -> Iterator[list[subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def until(holds: Callable[[], object], seconds: float = 240) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def results(servers: list[subprocess.Popen[str]]) -> list[Json]:
+    found = []
+    for process in servers:
+        output, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+        found.append(json.loads(output))
+    return found
+
+
+def builds(cache: Path) -> list[Path]:
+    return list(cache.glob("overlay/*/*/build/*"))
+
+
+def children_of(cache: Path) -> list[int]:
+    """Processes of compiles into this cache, compilers included: they name it, or work in it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                line = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+                if f"TMPDIR={cache}".encode() in line:
+                    found.append(int(entry.name))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ A24, A27, A20
+
+
+def test_a24_sixteen_processes_of_four_threads_compile_a_shape_once(
+    bundle: Path, tmp_path: Path, servers: list[subprocess.Popen[str]]
+) -> None:
+    """Sixty-four calls of one missing shape at the same moment: one compile, and every result is right."""
+    cache, gate = tmp_path / "cache", tmp_path / "gate"
+    servers += [missing.start(bundle, 11, cache, f"gate={gate}", OMP_NUM_THREADS="1") for _ in range(16)]
+    for process in servers:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "ready\n"
+    gate.touch()
+    found = results(servers)
+    assert all(one["ok"] for one in found)
+    assert sum(one["jit"]["compiles"] for one in found) == 1
+    assert sum(one["jit"]["found"] for one in found) == 15
+    assert all(one["mlp"]["hits_by_tier"]["overlay"] == 4 for one in found)
+    assert len(list(cache.glob("overlay/*/*/variants/*"))) == 1
+    assert builds(cache) == []
+
+
+def test_a27_when_the_owner_is_killed_another_takes_over_and_nothing_is_left_running(
+    bundle: Path, tmp_path: Path, servers: list[subprocess.Popen[str]]
+) -> None:
+    cache = tmp_path / "cache"
+    owner = missing.start(bundle, 12, cache)
+    servers.append(owner)
+    until(lambda: children_of(cache))
+    waiter = missing.start(bundle, 12, cache, f"gate={tmp_path / 'gate'}")
+    servers.append(waiter)
+    assert waiter.stderr is not None
+    assert waiter.stderr.readline() == "ready\n"
+    until(lambda: builds(cache))
+    (tmp_path / "gate").touch()
+    time.sleep(1)  # it waits by now, if the owner was not quicker
+    owned = children_of(cache)
+    assert owned
+    os.kill(owner.pid, signal.SIGKILL)
+    killed = time.monotonic()
+    until(lambda: not any(_is_running(pid) for pid in owned), 10)
+    until(lambda: children_of(cache), 10)
+    assert time.monotonic() - killed < 10
+    (found,) = results([waiter])
+    assert found["ok"]
+    assert found["jit"]["compiles"] == 1
+    assert builds(cache) == []
+    assert children_of(cache) == []
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a24_a_cache_that_is_wiped_in_a_loop_breaks_nothing(
+    bundle: Path, tmp_path: Path, servers: list[subprocess.Popen[str]]
+) -> None:
+    """Processes that find a variant, and others that compile it, while another removes the cache all the time."""
+    cache = missing.compiled_cache(tmp_path / "cache")
+    servers += [missing.start(bundle, 7, cache, "calls=400") for _ in range(3)]
+    while any(process.poll() is None for process in servers):
+        shutil.rmtree(cache / "overlay", ignore_errors=True)
+        time.sleep(0.3)
+    assert all(one["ok"] for one in results(servers))
+
+
+# --------------------------------------------------------------------------------------------- A22, A23, noexec
+
+
+def test_a22_without_home_or_user_a_miss_is_compiled(bundle: Path, tmp_path: Path) -> None:
+    """A uid that is in no password file: torch asks for the user's name, and the cache is a private temporary folder."""
+    other = ["unshare", "--user", "--map-user=12345", "--map-group=12345"]
+    if subprocess.run([*other, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("another uid needs user namespaces")
+    path = f"{missing.REPO / 'runtime'}:{missing.REPO}"
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "TMPDIR": str(tmp_path), "AOTPACK_JIT_NICE": "0"}
+    command = [*other, sys.executable, "-m", "tests.support.missing", str(bundle), "13"]
+    done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["ok"], done.stderr
+    assert found["jit"]["compiles"] == 1, done.stderr
+    assert found["jit"]["overlay"]["path"].startswith(str(tmp_path / "aotpack-12345"))
+    assert done.stderr == ""
+
+
+@pytest.fixture(params=["file", "full"])
+def unusable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A place for a cache that cannot be written."""
+    if request.param == "file":
+        (tmp_path / "file").write_text("no folder")
+        yield tmp_path / "file"
+        return
+    with mounted(tmp_path / "place", "size=64k") as place:
+        yield place / "cache"
+
+
+def test_a23_a_cache_that_cannot_be_written_costs_one_warning(bundle: Path, tmp_path: Path, unusable: Path) -> None:
+    """The miss is compiled all the same, for this process alone, and nothing stays behind."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    found = missing.serve(bundle, 14, unusable, TMPDIR=str(temporary))
+    assert found["ok"]
+    assert (found["jit"]["compiles"], found["mlp"]["hits_by_tier"]["overlay"]) == (1, 4)
+    assert found["stderr"].count("is kept by this process alone") == 1
+    assert list(temporary.glob("aotpack*")) == []
+
+
+def test_on_file_systems_mounted_noexec_the_program_serves_with_one_warning(bundle: Path, tmp_path: Path) -> None:
+    with mounted(tmp_path / "noexec", "noexec,size=600m") as place:
+        found = missing.serve(bundle, 15, place / "cache", TMPDIR=str(place), threads=2)
+    assert found["ok"]
+    assert found["jit"]["compiles"] == 0
+    assert found["mlp"]["misses_by_tier"] == {"program": 2}
+    assert found["stderr"].count("are served without compiling") == found["stderr"].count("\n") == 1
+
+
+def test_a28_without_a_compiler_the_program_serves_with_one_warning(bundle: Path, tmp_path: Path) -> None:
+    """The builder is there and g++ is not: the compile fails, is not tried again, and every result is right."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "python").symlink_to(sys.executable)
+    found = missing.serve(bundle, 16, tmp_path / "cache", PATH=str(tools), CXX="")
+    assert found["ok"]
+    assert (found["jit"]["compiles"], found["jit"]["failures"]) == (0, 1)
+    assert found["mlp"]["misses_by_tier"] == {"program": 4}
+    assert found["stderr"].count("a miss is not compiled, and served as before") == 1, found["stderr"]
+    again = missing.serve(bundle, 16, tmp_path / "cache", PATH=str(tools), CXX="")
+    assert again["ok"]
+    assert again["jit"]["failures"] == 0  # remembered: not tried again for a minute

@@ -1,0 +1,145 @@
+"""Models whose misses are compiled in tests, a cache in which one of them has been, and servers that miss.
+
+python -m tests.support.missing BUNDLE ROWS [WORDS]     a server: 4 threads call `mlp` with ROWS rows, JSON on stdout
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from tests.support.building import ROOT, build_zoo, entry
+
+Json = Any
+REPO = Path(__file__).parents[2]
+AT_ONCE = {"when": "at_once", "background": False, "max_jit": 64}
+
+MODELS = """
+import torch
+
+
+class Mlp(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(8, 32), torch.nn.Linear(32, 8)
+
+    def forward(self, x):
+        return torch.softmax(self.b(torch.nn.functional.gelu(self.a(x))) + x, -1)
+
+
+class Series(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("h", torch.zeros(4))
+
+    def forward(self, x, scale):
+        self.h.mul_(0.5).add_(x.sum(0))
+        scale.add_(1)
+        return {"h": self.h * scale, "rows": x.shape[0], "x": x}
+
+
+def mlp():
+    torch.manual_seed(0)
+    return Mlp().eval()
+
+
+def series():
+    return Series().eval()
+"""
+
+
+def bundle() -> Path:
+    """`mlp` compiled for 4 rows, and `series`, which writes its state and an argument, for 2."""
+    entries = {
+        "mlp": entry("mlp", {"x": {"shape": ["rows", 8], "dtype": "float32"}}, [{"dims": {"rows": [4]}}]),
+        "series": entry(
+            "series",
+            {"x": {"shape": ["rows", 4], "dtype": "float32"}, "scale": {"shape": [4], "dtype": "float32"}},
+            [{"dims": {"rows": [2]}}],
+        ),
+    }
+    return build_zoo("misses", MODELS, entries)
+
+
+def compiled_cache(folder: Path, rows: int = 7) -> Path:
+    """A cache at `folder` in whose overlay `mlp` is compiled for 7 rows: compiled once, for all test runs."""
+    digest = hashlib.sha256((bundle() / "index.json").read_bytes()).hexdigest()
+    made = ROOT / "misses_cache" / digest[:16]
+    with FileLock(ROOT / "misses_cache.lock"):
+        seen = serve(bundle(), rows, made, threads=1)
+        assert seen["ok"], seen
+        shutil.copytree(made, folder, dirs_exist_ok=True)
+    return folder
+
+
+def environment(cache: Path | None, **more: str) -> dict[str, str]:
+    """A server's environment; its compiles do not step back behind other tests."""
+    path = os.pathsep.join([str(REPO / "runtime"), str(REPO)])
+    found = {**os.environ, "PYTHONPATH": path, "AOTPACK_JIT_NICE": "0", **more}
+    return found if cache is None else found | {"AOTPACK_CACHE_DIR": str(cache)}
+
+
+def start(bundle: Path, rows: int, cache: Path, *words: str, **more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.support.missing", str(bundle), str(rows), *words]
+    return subprocess.Popen(
+        command, cwd=REPO, env=environment(cache, **more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def serve(bundle: Path, rows: int, cache: Path, *, threads: int = 4, **more: str) -> Json:
+    """What a server that was run to its end says."""
+    process = start(bundle, rows, cache, f"threads={threads}", **more)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return json.loads(output) | {"stderr": errors}
+
+
+def main(path: str, rows: str, *words: str) -> None:
+    """Call `mlp` from several threads at once; say what became of it."""
+    import torch
+
+    import aotpack_runtime as apr
+
+    settings = {"threads": "4", "calls": "1", "gate": "", "background": "", **dict(word.split("=") for word in words)}
+    on_miss: Mapping[str, Json] = AT_ONCE | ({"background": True} if settings["background"] else {})
+    session = apr.load(path, mode="jit", on_miss=on_miss, source="never")
+    reference = apr.load(path, mode="eager", source="never")["mlp"]
+    shapes = [int(one) for one in rows.split(",")]
+    inputs = [torch.randn(one, 8, generator=torch.Generator().manual_seed(one)) for one in shapes]
+    wanted = [reference(x) for x in inputs]
+    right: list[bool] = []
+
+    def call() -> None:
+        for _ in range(int(settings["calls"])):
+            for x, result in zip(inputs, wanted, strict=True):
+                right.append(torch.allclose(session["mlp"](x), result, atol=1e-5))
+
+    if settings["gate"]:
+        sys.stderr.write("ready\n")
+        sys.stderr.flush()
+        while not os.path.exists(settings["gate"]):
+            time.sleep(0.01)
+    threads = [threading.Thread(target=call) for _ in range(int(settings["threads"]))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    status = session.status()
+    ok = all(right) and len(right) == len(threads) * len(shapes) * int(settings["calls"])
+    sys.stdout.write(json.dumps({"ok": ok, "jit": status["jit"], "mlp": status["entries"]["mlp"]}))
+    session.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
