@@ -7,6 +7,10 @@
 #
 #   docker build --target serve-kernels --build-arg MANIFEST=llm_kernels.yaml -t llm-kernels .
 #
+# Models without torch's Python, of torch the shared libraries alone:
+#
+#   docker build --target serve-slim -t quickstart-slim .
+#
 # The build stage has a C++ compiler and the builder. The serve stage has the runtime, torch and the bundle: nothing in
 # it can compile, and what it runs is what `aotpack build` compared with eager.
 
@@ -54,6 +58,20 @@ FROM python:${PYTHON}-slim AS serve-kernels
 RUN --mount=type=bind,from=build-kernels,source=/wheels,target=/wheels \
     pip install --no-cache-dir /wheels/*.whl 'cuda-bindings>=12.9'
 COPY --from=build-kernels /bundle /bundle
+
+# A server of models without torch's Python: `docker build --target serve-slim`. Its callers bring arrays; NumPy is
+# theirs to add.
+FROM build AS slim
+RUN aotpack export slim /bundle /slim
+
+FROM python:${PYTHON}-slim AS serve-slim
+COPY --from=slim /slim /slim
+ENV PYTHONPATH=/slim/python
+COPY examples/serve_arrays.py /app/serve_arrays.py
+RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin serve
+USER serve
+EXPOSE 8000
+CMD ["python", "/app/serve_arrays.py", "/slim/bundle", "--host", "0.0.0.0"]
 
 FROM base AS serve
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import resource
 import sys
 import time
@@ -49,6 +50,8 @@ def main() -> None:
 
 def sample(job: Json, clock: Clock) -> Json:
     """Start as the mode says, then call every case twice and each until its time is steady."""
+    if job["mode"] == "bundle-arrays":
+        return _sample_arrays(job, clock)
     import torch
 
     clock.end("import_torch")
@@ -56,23 +59,119 @@ def sample(job: Json, clock: Clock) -> Json:
         return _measured(job, clock, [], {})
     session, start = _start(job, clock)
     call = _to_end(start, job["device"])
-    calls, results = [], {}
     with torch.no_grad():
-        for number, case in enumerate(job["cases"]):
-            args, kwargs = _arguments(job, case)
-            if number == 0:
-                clock.end("inputs")
-            results[case["name"]], first = _timed(call, args, kwargs)
-            if number == 0:
-                clock.end("first_call")
-            _, second = _timed(call, args, kwargs)
-            steady = _steady(call, args, kwargs) if job["steady"] else None
-            seconds = {"first_s": first, "second_s": second, "steady_s": steady}
-            # What is imported so far: a miss may import more than a hit.
-            heavy = [name for name in HEAVY if name in sys.modules]
-            calls.append({"case": case["name"], "kind": case["kind"], "heavy": heavy, **seconds})
+        calls, results = _calls(job, clock, call, lambda case: _arguments(job, case), HEAVY)
     torch.save(_on_host(results), job["results"])
     return _measured(job, clock, calls, {} if session is None else session.status())
+
+
+def _sample_arrays(job: Json, clock: Clock) -> Json:
+    """The same with torch not imported: inputs lie in a file, results go to one."""
+    import aotpack_runtime
+    from aotpack_runtime.format.tree import map_leaves
+
+    session = aotpack_runtime.load(job["bundle"], device=job["device"], mode="eager", source="never", tensors="array")
+    entry = session[job["entry"]]
+    clock.end("load")
+    with open(job["inputs"], "rb") as file:
+        given = pickle.load(file)  # noqa: S301 - written by our own child a moment ago
+    own = aotpack_runtime.Array
+    inputs = {
+        name: map_leaves(_arrays(one), lambda leaf: session.put(leaf) if type(leaf) is own else leaf)
+        for name, one in given.items()
+    }
+
+    def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return map_leaves(entry(*args, **kwargs), lambda leaf: leaf.cpu() if type(leaf) is own else leaf)
+
+    calls, results = _calls(job, clock, call, lambda case: inputs[case["name"]], ("torch", *HEAVY))
+    measured = _measured(job, clock, calls, session.status())
+    with open(job["results"], "wb") as out:
+        pickle.dump({name: _bytes(one) for name, one in results.items()}, out)
+    return measured
+
+
+def _calls(
+    job: Json, clock: Clock, call: Call, arguments: Callable[[Json], tuple[Any, Any]], heavy: Sequence[str]
+) -> tuple[list[Json], dict[str, Any]]:
+    """What each case took, and the result of its first call; `heavy` is what must not be imported then."""
+    calls, results = [], {}
+    for number, case in enumerate(job["cases"]):
+        args, kwargs = arguments(case)
+        if number == 0:
+            clock.end("inputs")
+        results[case["name"]], first = _timed(call, args, kwargs)
+        if number == 0:
+            clock.end("first_call")
+        resident_bytes = _resident_bytes()
+        _, second = _timed(call, args, kwargs)
+        steady = _steady(call, args, kwargs) if job["steady"] else None
+        seconds = {"first_s": first, "second_s": second, "steady_s": steady}
+        # What is imported so far: a miss may import more than a hit.
+        imported = [name for name in heavy if name in sys.modules]
+        calls.append(
+            {"case": case["name"], "kind": case["kind"], "heavy": imported, "rss_bytes": resident_bytes, **seconds}
+        )
+    return calls, results
+
+
+def _arrays(value: Any) -> Any:
+    """Arguments as `_bytes` made them, as arrays."""
+    from aotpack_runtime import Array
+    from aotpack_runtime.format.tree import map_leaves
+
+    def array(leaf: Any) -> Any:
+        if not isinstance(leaf, Flat):
+            return leaf
+        memory = Array(bytearray(leaf.data), leaf.dtype)
+        return Array.over(memory.address, leaf.dtype, leaf.shape, leaf.strides, memory)
+
+    return map_leaves(value, array)
+
+
+def _bytes(value: Any) -> Any:
+    """`value` with its tensors or arrays as plain bytes."""
+    from aotpack_runtime.format.tree import map_leaves
+    from aotpack_runtime.host_arrays import read_array
+
+    def flat(leaf: Any) -> Any:
+        found = read_array(leaf)
+        if found is None or found.array is None:
+            return leaf
+        array = found.array.twin()
+        return Flat(array.dtype, array.shape, array.strides, bytes(array.owner.data.cast("B")) if array.size else b"")
+
+    return map_leaves(value, flat)
+
+
+class Flat:
+    """An array as plain values; no dataclass, which arguments may hold as a container."""
+
+    def __init__(self, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], data: bytes) -> None:
+        self.dtype, self.shape, self.strides, self.data = dtype, shape, strides, data
+
+
+def fill_arrays(job: Json, clock: Clock) -> Json:
+    """The arguments of every case as bytes: what a process that does not import torch reads."""
+    given = {case["name"]: _bytes(_on_host(tuple(_arguments(job, case)))) for case in job["cases"]}
+    with open(job["inputs"], "wb") as file:
+        pickle.dump(given, file)
+    return {}
+
+
+def _results(path: str) -> Any:
+    """Results by case, of tensors or of arrays."""
+    import torch
+
+    from aotpack_runtime.format.tree import map_leaves
+
+    try:
+        with open(path, "rb") as file:
+            given = pickle.load(file)  # noqa: S301 - written by our own child a moment ago
+    except pickle.UnpicklingError:
+        return torch.load(path, weights_only=False)
+    take = torch.utils.dlpack.from_dlpack
+    return map_leaves(_arrays(given), lambda leaf: take(leaf) if hasattr(leaf, "__dlpack__") else leaf)
 
 
 def fill_artifacts(job: Json, clock: Clock) -> Json:
@@ -144,7 +243,7 @@ def check(job: Json, clock: Clock) -> Json:
     wanted = torch.load(job["reference"], weights_only=False)  # written by our own child a moment ago
     found: dict[str, str | None] = {}
     for name, path in job["results"].items():
-        results = torch.load(path, weights_only=False)
+        results = _results(path)
         problems = [
             f"{case}: {problem}"
             for case in wanted
@@ -158,6 +257,7 @@ JOBS: Mapping[str, Callable[[Json, Clock], Json]] = {
     "sample": sample,
     "compile-cold": fill_compile,
     "artifacts": fill_artifacts,
+    "arrays": fill_arrays,
     "package": fill_package,
     "aot": fill_aot,
     "check": check,
@@ -360,6 +460,11 @@ def _open_dims(place: int, cases: Sequence[Json]) -> Any:
         for axis in range(len(examples[0]))
         if len({example[axis] for example in examples}) > 1
     }
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def _measured(job: Json, clock: Clock, calls: list[Json], status: Json) -> Json:

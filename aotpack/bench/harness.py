@@ -127,18 +127,20 @@ class Harness:
             found = self._child("check", root / "caches", reference=str(reference), results=files, **tolerance)
             runs.wrong.update({name: problem for name, problem in found.items() if problem})
         hot = sum(case.kind == "hot" for case in self._cases)
-        for sample in runs.samples.get("bundle", ()):
-            if sample["hits"] < 2 * hot:
-                runs.wrong["bundle"] = f"hit {sample['hits']} times in {2 * hot} calls of hot shapes or more"
-            heavy = [call["heavy"] for call in sample["calls"] if call["kind"] == "hot" and call["heavy"]]
-            if heavy:
-                runs.wrong["bundle"] = f"a hit imported {', '.join(heavy[0])}"
+        for name in ("bundle", "bundle-arrays"):
+            for sample in runs.samples.get(name, ()):
+                if sample["hits"] < 2 * hot:
+                    runs.wrong[name] = f"hit {sample['hits']} times in {2 * hot} calls of hot shapes or more"
+                heavy = [call["heavy"] for call in sample["calls"] if call["kind"] == "hot" and call["heavy"]]
+                if heavy:
+                    runs.wrong[name] = f"a hit imported {', '.join(heavy[0])}"
 
     def _files(self, root: Path) -> dict[str, str]:
         return {
             "artifacts": str(root / "artifacts.bin"),
             "package": str(root / "package.pt2"),
             "aot": str(root / "aot"),
+            "inputs": str(root / "inputs.pickle"),
         }
 
     def _child(self, do: str, caches: Path, **more: Json) -> Json:

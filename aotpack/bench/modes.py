@@ -28,6 +28,10 @@ MODES: Mapping[str, Mode] = {
     mode.name: mode
     for mode in (
         Mode(name="bundle", what="aotpack_runtime.load, first call a hit", source=False),
+        Mode(
+            name="bundle-arrays", what="the same without importing torch: arrays in, arrays out", fill="arrays",
+            source=False,
+        ),
         Mode(name="eager", what="import the model's library, construct it, call it"),
         Mode(name="compile-cold", what="torch.compile, all caches empty", compiler=True),
         Mode(

@@ -37,6 +37,7 @@ def make_report(
             "first_output_s": asdict(estimate([sample["first_output_s"] for sample in samples])),
             "phases_s": _medians([sample["phases_s"] for sample in samples]),
             "calls": _calls(samples),
+            "first_rss_bytes": _first_rss(samples),
             "peak_rss_bytes": median(sample["peak_rss_bytes"] for sample in samples),
             "peak_gpu_bytes": samples[-1]["peak_gpu_bytes"],
             "compiles": max(sample["compiles"] for sample in samples),
@@ -70,6 +71,7 @@ def table(report: Json) -> str:
         "first output",
         "95 % interval",
         "x bundle",
+        "import torch",
         *[f"{name}" for name in names[1:]],
         "peak MB",
         "compiles",
@@ -87,6 +89,7 @@ def table(report: Json) -> str:
         rows.append([
             name, _seconds(found["median"]), f"{_seconds(found['low'])} .. {_seconds(found['high'])}",
             f"{found['median'] / base:.2f}" if base else "-",
+            _seconds(mode["phases_s"]["import_torch"]) if "import_torch" in mode["phases_s"] else "-",
             *[_seconds(firsts[case]) if case in firsts else "-" for case in names[1:]],
             f"{mode['peak_rss_bytes'] / 1e6:.0f}", str(mode["compiles"]),
         ])  # fmt: skip
@@ -95,7 +98,9 @@ def table(report: Json) -> str:
                        enumerate(zip(row, widths, strict=True))) for row in [heads, *rows]]  # fmt: skip
     pays = [_pay_text(one) for one in report["break_even"]]
     first = (
-        f"columns after `x bundle`: seconds of the first call of each next shape, after {names[0]}" if names[1:] else ""
+        f"columns after `import torch`: seconds of the first call of each next shape, after {names[0]}"
+        if names[1:]
+        else ""
     )
     return "\n".join([*lines, *([first] if first else []), *notes, *pays])
 
@@ -143,6 +148,11 @@ def _pay_text(one: Json) -> str:
         return f"{what}: never pays; its calls are not faster"
     low, high = one["low"] or 0.0, "never" if one["high"] is None else f"{one['high']:.0f}"
     return f"{what}: pays after {one['calls']:.0f} calls ({low:.0f} .. {high})"
+
+
+def _first_rss(samples: Sequence[Json]) -> float | None:
+    """Resident memory after the first output; None for a mode that has none."""
+    return median(sample["calls"][0]["rss_bytes"] for sample in samples) if samples[0]["calls"] else None
 
 
 def _medians(phases: Sequence[Mapping[str, float]]) -> dict[str, float]:

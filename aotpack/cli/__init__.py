@@ -20,7 +20,20 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_COMMANDS = ("build", "plan", "inspect", "explain", "check", "verify", "tune", "bench", "schema", "env", "init")
+_COMMANDS = (
+    "build",
+    "plan",
+    "inspect",
+    "explain",
+    "check",
+    "verify",
+    "tune",
+    "bench",
+    "export",
+    "schema",
+    "env",
+    "init",
+)
 
 for _name in _COMMANDS:
     _module = import_module(f"aotpack.cli.{_name}")

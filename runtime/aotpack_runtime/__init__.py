@@ -6,7 +6,7 @@
     out = session["encoder"](input_ids=ids, attention_mask=mask)
 
 Importing this module imports next to nothing: each name is fetched when it is first used (PEP 562). The runtime itself
-stands on the standard library only; torch is imported when the first variant is loaded.
+stands on the standard library only; torch is imported when a call needs it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from aotpack_runtime.array import Array as Array
     from aotpack_runtime.dispatch import Hit as Hit
     from aotpack_runtime.dispatch import Miss as Miss
     from aotpack_runtime.entry import Entry as Entry
@@ -37,12 +38,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_ELSEWHERE = {"Entry": "entry", "Hit": "dispatch", "Miss": "dispatch", "Session": "session", "load": "session",
-              "use_stream": "streams"}  # fmt: skip
+_ELSEWHERE = {"Array": "array", "Entry": "entry", "Hit": "dispatch", "Miss": "dispatch", "Session": "session",
+              "load": "session", "use_stream": "streams"}  # fmt: skip
 """Public name -> its module; the names that are not here are exceptions."""
 
 __all__ = [
     "AotpackError",
+    "Array",
     "ArtifactError",
     "BundleError",
     "CallError",

@@ -15,6 +15,7 @@ from typing import Any
 from aotpack_runtime.format.index import Parameter
 from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, OVERRIDDEN, SUBCLASS, Call, Leaf, Other, TensorMeta
 from aotpack_runtime.format.tree import LEAF, Tree, flatten
+from aotpack_runtime.interfaces import overlapping
 
 _PLAIN_SCALARS = frozenset({bool, int, str, type(None)})
 
@@ -130,14 +131,7 @@ def sharing(leaves: Sequence[Any]) -> tuple[int, ...]:
                 spans.append((leaf.data_ptr(), leaf.data_ptr() + size_bytes, position))
         except Exception:  # noqa: S112 - no tensor, or none that has memory
             continue
-    found: set[int] = set()
-    end, last = 0, -1
-    for start, stop, position in sorted(spans):
-        if start < end:
-            found |= {last, position}
-        if stop > end:
-            end, last = stop, position
-    return tuple(sorted(found))
+    return overlapping(spans)
 
 
 _TENSOR_KEY = (
@@ -171,7 +165,7 @@ def compile_entry(
         "__sharing": sharing, "__inference": _inference_probe(),
         "__forward": _forward_derivatives(), **_state_probes(),
     }  # fmt: skip
-    signature = _signature(parameters, scope)
+    signature = signature_text(parameters, scope)
     arguments = ", ".join(names) + ("," if len(names) == 1 else "")
     body = [f"    return __slow(None, ({arguments}))"]
     if leaf_kinds is not None and names:
@@ -227,7 +221,7 @@ def container_key(trees: tuple[Tree, ...], leaves: Sequence[Any], *, written: bo
     return key
 
 
-def _signature(parameters: tuple[Parameter, ...], scope: dict[str, Any]) -> str:
+def signature_text(parameters: tuple[Parameter, ...], scope: dict[str, Any]) -> str:
     parts: list[str] = []
     star = False
     for position, parameter in enumerate(parameters):

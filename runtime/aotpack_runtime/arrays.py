@@ -5,20 +5,14 @@ What comes out is what guards judge and what a launch packs. Nothing is copied, 
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from dataclasses import dataclass
 from typing import Any
 
-from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, ITEMSIZE_BYTES, Leaf, Other, TensorMeta, contiguous_strides
+from aotpack_runtime.dlpack import CUDA_DEVICES
+from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, Leaf, Other, TensorMeta
+from aotpack_runtime.interfaces import Seen, of_capsule, of_interface
 from aotpack_runtime.streams import check_stream
-
-_CUDA_DEVICES = (2, 13)
-"""kDLCUDA and kDLCUDAManaged of dlpack.h."""
-
-_TYPES = {"f": "float", "i": "int", "u": "uint", "b": "bool", "c": "complex"}
-_DLPACK_TYPES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool", 7: "float8_e3m4",
-                 8: "float8_e4m3", 10: "float8_e4m3fn", 12: "float8_e5m2"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,77 +96,25 @@ def _of_torch(tensor: Any, torch: Any) -> Argument:
 
 def _of_interface(interface: Any) -> Argument:
     """CUDA Array Interface, versions 2 and 3 (numba's documentation)."""
-    address, typestr, shape = interface["data"][0], str(interface["typestr"]), tuple(interface["shape"])
-    if address.__class__ is not int or not 0 <= address < 1 << 64:
-        raise ValueError(f"its address is {str(address)[:40]!r}")
+    seen = of_interface(interface)
     stream = interface.get("stream")
     if stream is not None:
         check_stream(stream)
-    size_bytes = int(typestr[2:])
-    name = _TYPES.get(typestr[1], typestr[1])
-    dtype = name if name == "bool" else f"{name}{8 * size_bytes}"
-    given = interface.get("strides")
-    odd = "is masked" if interface.get("mask") is not None else ""
-    if typestr[0] == ">":
-        odd = "is big-endian"
-    if given is not None and any(step % size_bytes for step in given):
-        odd = f"has steps of {list(given)} bytes, no multiples of its element"
-    strides = contiguous_strides(shape) if given is None else tuple(step // size_bytes for step in given)
     # Which device it is on, the interface does not say: the driver does, when there are several.
-    odd = odd or _nowhere(address, shape)
-    meta = TensorMeta(dtype, "cuda", shape, strides, address % ALIGNMENT_BYTES, odd)
-    return Argument(meta, address, stream, constant=bool(address), read_only=bool(interface["data"][1]))
-
-
-def _nowhere(address: int, shape: tuple[int, ...]) -> str:
-    return "has elements at address 0" if not address and 0 not in shape else ""
-
-
-class _Device(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
-
-
-class _Type(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
-
-
-class _Tensor(ctypes.Structure):
-    """DLTensor, the head of what a capsule points to (dlpack.h, version 0.x)."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", _Device),
-        ("ndim", ctypes.c_int32),
-        ("dtype", _Type),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
+    return Argument(_meta(seen, "cuda"), seen.address, stream, constant=bool(seen.address), read_only=seen.read_only)
 
 
 def _of_dlpack(array: Any, stream: int) -> Argument:
     """A capsule is only looked into, never consumed: it gives its tensor back when it is collected, so it is held."""
     kind, ordinal = (int(part) for part in array.__dlpack_device__())
     # 0 is not a stream for DLPack: 1 says the default one.
-    capsule = array.__dlpack__(stream=stream or 1) if kind in _CUDA_DEVICES else array.__dlpack__()
-    tensor = _Tensor.from_address(_capsule_pointer(capsule, b"dltensor"))
-    shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
-    row_major = not tensor.strides
-    strides = contiguous_strides(shape) if row_major else tuple(tensor.strides[axis] for axis in range(tensor.ndim))
-    name = _DLPACK_TYPES.get(tensor.dtype.code, f"dlpack type {tensor.dtype.code}")
-    dtype = name if name == "bool" or name.startswith("float8") else f"{name}{tensor.dtype.bits}"
-    address = (tensor.data or 0) + tensor.byte_offset
-    if ordinal < 0 or address >= 1 << 64:
-        raise ValueError(f"it is at {address} on device {ordinal}")
-    device = f"cuda:{ordinal}" if kind in _CUDA_DEVICES else "cpu"
-    odd = f"has {tensor.dtype.lanes} lanes an element" if tensor.dtype.lanes != 1 else ""
-    if dtype not in ITEMSIZE_BYTES:
-        odd = f"has elements of {dtype}"
-    odd = odd or _nowhere(address, shape)
-    meta = TensorMeta(dtype, device, shape, strides, address % ALIGNMENT_BYTES, odd)
-    return Argument(meta, address, constant=bool(address), held=capsule)
+    capsule = array.__dlpack__(stream=stream or 1) if kind in CUDA_DEVICES else array.__dlpack__()
+    seen = of_capsule(capsule)
+    if ordinal < 0:
+        raise ValueError(f"it is on device {ordinal}")
+    device = f"cuda:{ordinal}" if kind in CUDA_DEVICES else "cpu"
+    return Argument(_meta(seen, device), seen.address, constant=bool(seen.address), held=capsule)
+
+
+def _meta(seen: Seen, device: str) -> TensorMeta:
+    return TensorMeta(seen.dtype, device, seen.shape, seen.strides, seen.address % ALIGNMENT_BYTES, seen.odd)

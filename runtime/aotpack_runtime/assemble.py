@@ -38,17 +38,35 @@ def assemble(variant: Variant, executable: Executable, *, tick: Callable[[], obj
 
     `tick` counts a served call. `lock` is held while the artifact runs, where calls write shared state.
     """
-    writer = _Writer(variant, executable)
+    return Assembly(variant, tick=tick, lock=lock).serve(executable, _view)
+
+
+class Assembly:
+    """What stands between a variant's executables and its callers, compiled once."""
+
+    def __init__(self, variant: Variant, *, tick: Callable[[], object], lock: Any = None) -> None:
+        writer = _Writer(variant)
+        text = _text(variant, writer, locked=lock is not None)
+        self._code = compile(text, f"<aotpack variant {variant.artifact.digest[:12]}>", "exec")
+        self._scope: dict[str, Any] = {**writer.scope, "_tick": tick, "_lock": lock}
+
+    def serve(self, executable: Executable, view: Callable[..., Any]) -> Serve:
+        """The function that serves calls by `executable`; `view` gives an array over another's memory."""
+        scope = {
+            **self._scope, "_executable": executable, "_size_tensor": executable.size_tensor, "_view": view,
+        }  # fmt: skip
+        exec(self._code, scope)  # noqa: S102 - see above
+        function: Serve = scope["serve"]
+        return function
+
+
+def _text(variant: Variant, writer: _Writer, *, locked: bool) -> str:
     lines = [f"    r = {writer.run_text()}"]
-    if lock is not None:
+    if locked:
         lines = ["    with _lock:", f"        r = {writer.run_text()}"]
     lines += ["    _tick()", f"    return {writer.result_text()}"]
     arguments = ", ".join(f"a{position}" for position in range(len(variant.guards.leaves)))
-    text = "\n".join([f"def serve({arguments}):", *lines])
-    scope: dict[str, Any] = {**writer.scope, "_executable": executable, "_tick": tick, "_lock": lock}
-    exec(compile(text, f"<aotpack variant {variant.artifact.digest[:12]}>", "exec"), scope)  # noqa: S102 - see above
-    function: Serve = scope["serve"]
-    return function
+    return "\n".join([f"def serve({arguments}):", *lines])
 
 
 def _view(base: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
@@ -59,9 +77,9 @@ def _view(base: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: i
 class _Writer:
     """Writes the body of one serve function; `scope` holds the values its names stand for."""
 
-    def __init__(self, variant: Variant, executable: Executable) -> None:
+    def __init__(self, variant: Variant) -> None:
         self.variant = variant
-        self.scope: dict[str, Any] = {"_size_tensor": executable.size_tensor, "_view": _view}
+        self.scope: dict[str, Any] = {}
         self._sizes: dict[str, str] = {}
         for position, guard in enumerate(variant.guards.leaves):
             match guard:

@@ -19,6 +19,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -70,7 +71,7 @@ class Machine:
 
     @cached_property
     def torch(self) -> str | None:
-        """torch's version: of the imported module, else of the installed package's version.py."""
+        """torch's version: of the imported module, else the one that stands beside its libraries."""
         module = sys.modules.get("torch")
         return str(module.__version__) if module is not None else self._in_torch(r"__version__ = '([^']+)'")
 
@@ -80,17 +81,18 @@ class Machine:
         module = sys.modules.get("torch")
         return module.version.cuda if module is not None else self._in_torch(r"cuda\b.* = '([^']+)'")
 
+    @cached_property
+    def libtorch(self) -> str | None:
+        """The folder of torch's shared libraries, found without importing anything."""
+        module = sys.modules.get("torch")
+        if module is not None and module.__file__:
+            return os.path.join(os.path.dirname(module.__file__), "lib")
+        return next((os.path.join(folder, "lib") for folder, _ in _torch_folders()), None)
+
     def _in_torch(self, pattern: str) -> str | None:
-        """What `pattern` finds in the version.py of the installed torch."""
-        spec = importlib.util.find_spec("torch")
-        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-            try:
-                match = re.search(pattern, Path(folder, "version.py").read_text())
-            except OSError:
-                continue
-            if match:
-                return match[1]
-        return None
+        """What `pattern` finds in the version.py of the installed torch, or of its libraries where they stand alone."""
+        match = next((re.search(pattern, text) for _, text in _torch_folders()), None)
+        return match[1] if match else None
 
     @cached_property
     def glibc(self) -> str | None:
@@ -115,6 +117,18 @@ class Machine:
     @cached_property
     def python(self) -> str:
         return f"cp{sys.version_info.major}{sys.version_info.minor}"
+
+
+def _torch_folders() -> Iterator[tuple[str, str]]:
+    """(folder, text of its version.py) of what has torch's libraries under `lib`: torch itself, or what
+    `aotpack export slim` made."""
+    for name in ("torch", "aotpack_libtorch"):
+        spec = importlib.util.find_spec(name)
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            try:
+                yield folder, Path(folder, "version.py").read_text()
+            except OSError:
+                continue
 
 
 def this_machine() -> Machine:

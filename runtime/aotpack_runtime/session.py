@@ -7,10 +7,12 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from aotpack_runtime.array import Array
+from aotpack_runtime.array_entry import ArrayEntry
 from aotpack_runtime.bundle import Bundle, Check, open_bundle
 from aotpack_runtime.entry import Entry
 from aotpack_runtime.errors import AotpackError, SessionClosed, TargetMismatch, UnknownEntry, WeightsError
@@ -18,13 +20,16 @@ from aotpack_runtime.fallbacks import POLICIES
 from aotpack_runtime.format import index
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.target import Machine
+from aotpack_runtime.host_arrays import read_array
 from aotpack_runtime.kernel_entry import KernelEntry
-from aotpack_runtime.loaders import INPUTS, KERNEL_OPERATORS, LOADERS, OPERATORS, WEIGHTS, loader
+from aotpack_runtime.loaders import AOTI_ARRAYS, ARRAY_WEIGHTS, KERNEL_OPERATORS, LOADERS, OPERATORS, WEIGHTS, loader
 from aotpack_runtime.logs import configure
 from aotpack_runtime.machine import allowed_mismatches, this_machine
 from aotpack_runtime.torch_entry import TorchEntry
+from aotpack_runtime.weights import unknown_weight
 
 Mode = Literal["strict", "eager", "jit"]
+Tensors = Literal["torch", "array"]
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 _POLICY_OF_MODE = {"strict": "error", "eager": "eager", "jit": "jit"}
 
@@ -33,6 +38,7 @@ def load(
     path: str | os.PathLike[str],
     *,
     device: str = "cpu",
+    tensors: Tensors | None = None,
     mode: Mode | None = None,
     source: Literal["auto", "never"] = "auto",
     check: Check | None = None,
@@ -41,6 +47,10 @@ def load(
     on_miss: Mapping[str, Any] | None = None,
 ) -> Session:
     """Open the bundle at `path` (a folder or an archive) for `device`, after judging that it fits this host.
+
+    `tensors` says what models are called with: `torch`, or `array`, where models are served without importing torch
+    and take and return arrays (NumPy, DLPack, buffers, `Array`). By default it is `torch` where torch is imported
+    already, and `array` where it is not; torch's tensors work there as well, once there are any.
 
     `mode` says what a miss does, over the manifest's `on_miss` and the variable AOTPACK_MODE: `strict` raises
     GuardMiss, `eager` runs the bundle's program, `jit` as well and compiles behind the traffic what is expected to pay.
@@ -54,6 +64,8 @@ def load(
     chosen = mode or os.environ.get("AOTPACK_MODE") or None
     if chosen not in (None, *_POLICY_OF_MODE):
         raise AotpackError(f"mode is {chosen!r}; expected strict, eager or jit")
+    if tensors not in (None, "torch", "array"):
+        raise AotpackError(f"tensors is {tensors!r}; expected torch or array")
     if source not in ("auto", "never"):
         raise AotpackError(f"source is {source!r}; expected auto or never")
     if not _DEVICE.fullmatch(device):
@@ -64,6 +76,7 @@ def load(
         return Session(
             bundle,
             device=device,
+            tensors=tensors or ("torch" if sys.modules.get("torch") is not None else "array"),
             policy=_POLICY_OF_MODE[chosen] if chosen else None,
             source=source,
             machine=machine or this_machine(),
@@ -83,14 +96,15 @@ class Session:
         bundle: Bundle,
         *,
         device: str,
+        tensors: Tensors,
         policy: str | None,
         source: str,
         machine: Machine,
         allow: frozenset[str],
         on_miss: Mapping[str, Any] = {},
     ) -> None:
+        self.bundle, self.device, self.tensors = bundle, device, tensors
         self._on_miss = on_miss
-        self.bundle, self.device = bundle, device
         self._weights: dict[str, Any] = {}
         self._lock = threading.RLock()
         self._closed = False
@@ -106,7 +120,7 @@ class Session:
             for name, record in bundle.index.entries.items()
             if name not in self._elsewhere
         }
-        if any(isinstance(entry, TorchEntry) for entry in self._entries.values()):
+        if any(isinstance(entry, TorchEntry | ArrayEntry) for entry in self._entries.values()):
             bundle.check_weights_ahead()
         if sys.modules.get("torch") is not None:
             self.register_operators()
@@ -163,6 +177,7 @@ class Session:
         return {
             "bundle": {"name": index.name, "version": index.version, "digest": self.bundle.digest},
             "device": self.device,
+            "tensors": self.tensors,
             "verdict": self.verdict,
             "ready": not self._closed and hot - self._skipped(entries) <= loaded,
             "hits": hits,
@@ -184,6 +199,17 @@ class Session:
         for entry in found:
             loader(KERNEL_OPERATORS).register(entry)
         return [entry.operator for entry in found]
+
+    def put(self, array: Any) -> Array:
+        """An array of any kind on the session's device, as entries for CUDA take it; on the CPU the same memory."""
+        found = read_array(array)
+        if found is None or found.array is None:
+            odd = f" that {found.meta.odd}" if found is not None else ""
+            raise AotpackError(f"expected an array, got {type(array).__name__}{odd}")
+        if found.array.device.partition(":")[0] == self._torch_device.partition(":")[0]:
+            return found.array
+        moved: Array = loader(AOTI_ARRAYS).put(found.array, self._torch_device)
+        return moved
 
     def update_weights(self, new: Mapping[str, Any]) -> None:
         """Replace weights by name in every variant and fallback, all or nothing.
@@ -219,8 +245,6 @@ class Session:
     # -----------------------------------------------------------------------------------------------------------
 
     def _open(self, record: index.Entry, policy: str, source: str) -> Entry:
-        if record.operators or record.imports:
-            loader(OPERATORS).require(record)
         shared: dict[str, Any] = {
             "bundle": self.bundle,
             "device": self.device,
@@ -233,7 +257,19 @@ class Session:
         if record.kernel is None:
             watch = self._watch if shared["policy"] == "jit" else None
             shared["device"] = self._torch_device
-            return TorchEntry(record, weights=self._weight_set, watch=watch, **shared)
+
+            def torch_entry(weights: Callable[[str], Any]) -> TorchEntry:
+                if record.operators or record.imports:
+                    loader(OPERATORS).require(record)
+                return TorchEntry(record, weights=weights, watch=watch, **shared)
+
+            if self.tensors == "torch":
+                return torch_entry(self._weight_set)
+            if record.operators:  # what is missing is told now: these variants are served through torch
+                loader(OPERATORS).require(record)
+            return ArrayEntry(
+                record, weights=self._weight_set, beside=lambda: torch_entry(self._torch_weights), **shared
+            )
         return KernelEntry(
             record,
             machine=self._machine,
@@ -258,6 +294,10 @@ class Session:
                     self._jit = Jit(self.bundle, self._torch_device, self._machine, self._allow)
         return self._jit
 
+    def _torch_weights(self, name: str) -> Any:
+        """In a session for arrays: the weight set as torch's tensors, over the same memory."""
+        return self._weight_set(name).as_torch()
+
     def _weight_set(self, name: str) -> Any:
         """The weight set as tensors, mapped at its first use and shared by all that bind it."""
         weights = self._weights.get(name)
@@ -266,11 +306,14 @@ class Session:
                 self._require_open()
                 weights = self._weights.get(name)
                 if weights is None:
-                    module = loader(WEIGHTS)
                     record = self.bundle.index.weight_sets.get(name, index.WeightSet({}))
-                    on_host = self._torch_device == "cpu"
+                    device, on_host = self._torch_device, self._torch_device == "cpu"
                     file = self.bundle.weights(keep=on_host) if record.weights else None
-                    weights = self._weights[name] = module.TorchWeights(file, record, self._torch_device)
+                    if self.tensors == "torch":
+                        weights = loader(WEIGHTS).TorchWeights(file, record, device)
+                    else:
+                        weights = loader(ARRAY_WEIGHTS).ArrayWeights(file, record, device)
+                    self._weights[name] = weights
         return weights
 
     def _sets_for(self, new: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -287,7 +330,7 @@ class Session:
             found = [n for n, item in sets.items() if wanted in item.weights and (not colon or prefix in owners[n])]
             if not found:
                 known = {name: None for item in sets.values() for name in item.weights}
-                raise WeightsError(loader(WEIGHTS).unknown_weight(given, known))
+                raise WeightsError(unknown_weight(given, known))
             for name in found:
                 chosen.setdefault(name, {})[wanted] = value
         return chosen
@@ -299,18 +342,16 @@ class Session:
         except AotpackError as error:
             entry.set_aside(variant, error)
             return
-        if not isinstance(entry, TorchEntry):
+        if not isinstance(entry, TorchEntry | ArrayEntry):
             return
-        serve, inputs = entry.serve_for(variant), loader(INPUTS)
-        leaves = inputs.make_leaves(variant.guards, variant.examples[0], entry.record.fills, device=entry.device)
         weights = self._weight_set(variant.weights)
         if weights.state_lock is None:
-            serve(*leaves)
+            entry.run_example(variant)
             return
         with weights.state_lock:
             state = weights.snapshot()
             try:
-                serve(*leaves)
+                entry.run_example(variant)
             finally:
                 weights.restore(state)
 

@@ -19,7 +19,7 @@ from aotpack_runtime.format.guard import TensorGuard
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.order import in_order
 from aotpack_runtime.format.tree import LEAF
-from aotpack_runtime.loaders import LOADERS, loader
+from aotpack_runtime.loaders import INPUTS, LOADERS, loader
 
 
 class TorchEntry(Entry):
@@ -42,7 +42,7 @@ class TorchEntry(Entry):
         self._dispatcher = Dispatcher(record.parameter_names, self.variants, self._skipped)
         self._fallbacks = [import_module(FALLBACKS[way]).Fallback(self) for way in POLICIES[policy]]
         self._written = self._any("written")
-        self._leaf_kinds = _leaf_kinds(record, (*self.variants, *self.programs))
+        self._leaf_kinds = leaf_kinds_of(record, (*self.variants, *self.programs))
         self._bind = compile_entry(record.parameters, None, aligned=False, memo={}, slow=lambda key, values: values)
         self._install(compile_entry(record.parameters, None, aligned=False, memo={}, slow=self._call))
         self._fast = False
@@ -56,6 +56,12 @@ class TorchEntry(Entry):
     def load(self, variant: Variant) -> None:
         """Load a variant now rather than at its first call."""
         self.serve_for(variant)
+
+    def run_example(self, variant: Variant) -> None:
+        """Run a variant once with made-up inputs."""
+        inputs, fills = loader(INPUTS), self.record.fills
+        leaves = inputs.make_leaves(variant.guards, variant.examples[0], fills, device=self.device)
+        self.serve_for(variant)(*leaves)
 
     def serve_for(self, variant: Variant, *, counted: bool = True) -> Serve:
         """The function that serves calls judged to fit `variant`, loaded once however many threads ask; its calls are
@@ -201,7 +207,7 @@ class TorchEntry(Entry):
         return any(getattr(guard, field) for guard in guards if isinstance(guard, TensorGuard))
 
 
-def _leaf_kinds(record: index.Entry, variants: Sequence[Variant]) -> tuple[str, ...] | None:
+def leaf_kinds_of(record: index.Entry, variants: Sequence[Variant]) -> tuple[str, ...] | None:
     """For each parameter what variants expect: "tensor", "scalar" or "mixed"; None when any takes containers."""
     seen: list[set[bool]] = [set() for _ in record.parameters]
     for variant in variants:

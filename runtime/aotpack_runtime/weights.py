@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,3 +89,10 @@ class WeightsFile:
         if not 0 <= begin <= end <= len(self._map) - self._start or end - begin != wanted or min(shape, default=0) < 0:
             raise ValueError(f"tensor {name!r} does not lie inside the file")
         return StoredTensor(dtype, shape, self._map[self._start + begin : self._start + end])
+
+
+def unknown_weight(name: str, known: Mapping[str, object]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=3)
+    return f"no weight {name!r}; " + (f"did you mean {', '.join(near)}?" if near else f"there are {len(known)} others")

@@ -108,7 +108,7 @@ def test_a_mode_whose_compiler_is_missing_is_not_measurable_rather_than_fast(mon
 
 
 def sample(seconds: float, **more: Any) -> dict[str, Any]:
-    call = {"case": "8", "kind": "hot", "heavy": [], "first_s": 0.1, "second_s": 0.1, "steady_s": 0.1}
+    call = {"case": "8", "kind": "hot", "heavy": [], "rss_bytes": 1, "first_s": 0.1, "second_s": 0.1, "steady_s": 0.1}
     return {
         "first_output_s": seconds, "phases_s": {"load": 0.1}, "calls": [call], "peak_rss_bytes": 1, "peak_gpu_bytes": None, "compiles": 0,
         "hits": 2, "misses": 0, **more,
@@ -193,7 +193,7 @@ def test_a41_samples_are_fresh_processes_that_leave_the_users_caches_alone(bundl
     }  # fmt: skip
     command = [
         sys.executable, "-m", "aotpack", "bench", str(bundle), "--source", str(bundle.parent),
-        "--modes", "bundle,import-torch", "--samples", "2", "--no-steady", "--json", "--html", str(tmp_path / "p.html"),
+        "--modes", "bundle,bundle-arrays,import-torch", "--samples", "2", "--no-steady", "--json", "--html", str(tmp_path / "p.html"),
     ]  # fmt: skip
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     found = json.loads(done.stdout)
@@ -203,6 +203,10 @@ def test_a41_samples_are_fresh_processes_that_leave_the_users_caches_alone(bundl
     assert len(measured["samples_s"]) == 2
     assert measured["hits"] >= 2
     assert measured["compiles"] == 0
+    lean = found["modes"]["bundle-arrays"]
+    assert "import_torch" not in lean["phases_s"]
+    assert lean["first_rss_bytes"] < measured["first_rss_bytes"]
+    assert lean["first_output_s"]["median"] < measured["first_output_s"]["median"]
     assert 0 < found["modes"]["import-torch"]["first_output_s"]["median"] < measured["first_output_s"]["median"] * 2
     assert sum(measured["phases_s"].values()) == pytest.approx(measured["first_output_s"]["median"], rel=0.5)
     left = [path for name in ("inductor", "triton", "tmp") for path in (user / name).rglob("*") if path.is_file()]

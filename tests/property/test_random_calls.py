@@ -24,6 +24,8 @@ from tests.property.zoo import ENTRIES, property_models
 
 QUICK, THOROUGH = 90, 1250
 """Calls of each model: 1,530 and 21,250 in all."""
+ARRAY_CALLS = 300
+"""The same with arrays: 5,100."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,35 @@ def test_many_random_calls_do_what_eager_does(bundle: Path, tmp_path: Path, entr
     check(play(bundle, tmp_path, [entry], seed=seed, calls=THOROUGH), entry, THOROUGH)
 
 
-def play(bundle: Path, folder: Path, entries: Sequence[str], *, seed: int, calls: int) -> Played:
+@pytest.fixture(scope="module")
+def quick_arrays(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    folder = tmp_path_factory.mktemp("array_calls")
+    return play(bundle, folder, list(ENTRIES), seed=0, calls=ARRAY_CALLS, program="array_calls")
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_random_calls_with_arrays_give_the_bits_that_tensors_give(quick_arrays: Played, entry: str) -> None:
+    check_arrays(quick_arrays, entry, ARRAY_CALLS)
+
+
+def check_arrays(played: Played, entry: str, calls: int) -> None:
+    assert entry in played.entries, played.crash
+    found = played.entries[entry]
+    assert not found["failed"], f"{found['failed']} of {calls} calls differ:\n" + "\n".join(found["failures"])
+    tally = Counter(found["tally"])
+    assert tally["hit"] >= 0.15 * calls, tally
+    assert tally["raised"] >= 0.05 * calls, tally
+    assert tally["returned"] - tally["hit"] >= 0.02 * calls, tally
+    assert min(tally[kind] for kind in ("numpy", "own", "dlpack", "interface", "buffer")) >= 0.05 * calls, tally
+
+
+def play(
+    bundle: Path, folder: Path, entries: Sequence[str], *, seed: int, calls: int, program: str = "calls"
+) -> Played:
     log = folder / "call"
     options: list[str | Path] = ["--seed", str(seed), "--calls", str(calls), "--log", log]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.property.calls", bundle, *entries, *options],
+        [sys.executable, "-m", f"tests.property.{program}", bundle, *entries, *options],
         cwd=Path(__file__).parents[2],
         # One OpenMP thread: models are small, and threads that wait for each other take the time of other tests.
         env={**os.environ, "OMP_NUM_THREADS": "1"},

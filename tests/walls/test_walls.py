@@ -27,6 +27,7 @@ IMPORT_BUDGET_MS = 30
 
 PUBLIC = [
     "AotpackError",
+    "Array",
     "ArtifactError",
     "BundleError",
     "CallError",

@@ -91,7 +91,9 @@ class TensorGuard:
         if self.written and leaf.shared:
             return f"{self.path} shares memory with another argument; the variant writes it and takes them to be apart"
         if self.written and leaf.locked:
-            return f"{self.path} is an inference tensor, which must not be written outside of inference mode"
+            return (
+                f"{self.path} may not be written: it is a read-only array, or an inference tensor outside of its mode"
+            )
         if self.aligned and leaf.offset:
             return f"{self.path}: expected an address divisible by 16, got one {leaf.offset} bytes past it"
         return self._reject_layout(leaf, env)

@@ -10,8 +10,9 @@ A tree is nested tuples, so that two trees compare and hash as values:
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 Tree = str | tuple[Any, ...]
@@ -35,6 +36,29 @@ def flatten(value: Any, leaves: list[Any], depth: int = 0) -> Tree:
         return ("class", class_name(kind), names, *children)
     leaves.append(value)
     return LEAF
+
+
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`value` with `change` made to every leaf; containers in which nothing changes stay the same objects."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        children = [map_leaves(child, change) for child in value]
+        return value if all(a is b for a, b in zip(children, value, strict=True)) else kind(children)
+    if kind is dict:
+        pairs = {key: map_leaves(child, change) for key, child in value.items()}
+        return value if all(pairs[key] is child for key, child in value.items()) else pairs
+    names = class_fields(kind)
+    if names is None:
+        return change(value)
+    fields = {name: map_leaves(getattr(value, name), change) for name in names}
+    if all(fields[name] is getattr(value, name) for name in names):
+        return value
+    if issubclass(kind, tuple):
+        return kind(**fields)
+    changed = copy.copy(value)
+    for name, child in fields.items():
+        object.__setattr__(changed, name, child)
+    return changed
 
 
 def class_fields(kind: type) -> tuple[str, ...] | None:

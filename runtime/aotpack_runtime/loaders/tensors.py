@@ -17,16 +17,25 @@ import torch
 
 from aotpack_runtime.errors import WeightsError
 from aotpack_runtime.format.index import WeightRef, WeightSet
-from aotpack_runtime.weights import StoredTensor, WeightsFile
+from aotpack_runtime.weights import StoredTensor, WeightsFile, unknown_weight
 
 
 class TorchWeights:
     """Tensors by name. `lock` serialises binding an executable and replacing weights; calls never take it."""
 
-    def __init__(self, file: WeightsFile, weight_set: WeightSet, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        file: WeightsFile | Mapping[str, StoredTensor],
+        weight_set: WeightSet,
+        device: str = "cpu",
+        *,
+        state_lock: Any = None,
+    ) -> None:
+        """With `state_lock` the state lies in the memory of `file` itself, which is shared with others who hold that
+        lock when they write it."""
         self.set, self.device = weight_set, torch.device(device)
         self.lock = threading.RLock()
-        self.state_lock = threading.RLock() if weight_set.state else None
+        self.state_lock = state_lock or (threading.RLock() if weight_set.state else None)
         self._executables: list[Callable[[], None]] = []
         self.gate = Gate()
         self._state = {weight_set.weights[name].tensor for name in weight_set.state}
@@ -35,6 +44,7 @@ class TorchWeights:
         # The first call may come in inference mode, and tensors made there could not be written outside of it.
         with torch.inference_mode(False):
             refs = {ref.tensor: ref for ref in weight_set.weights.values()}
+            self._shares_state = state_lock is not None
             self._current = {key: self._placed(_as_tensor(file[key]), ref) for key, ref in refs.items()}
             self._synchronize()
             self.tensors = self._named()
@@ -43,7 +53,8 @@ class TorchWeights:
         """What sessions use of a stored tensor: itself, or a copy where calls write it or a GPU needs it."""
         if self.device.type != "cpu" and not ref.host:
             return stored.to(self.device)
-        return stored.clone() if ref.tensor in self._state or self.device.type != "cpu" else stored
+        own = ref.tensor in self._state and not self._shares_state
+        return stored.clone() if own or self.device.type != "cpu" else stored
 
     def _synchronize(self) -> None:
         """What is copied on this thread's stream is there for all streams, and all that was queued has been read."""
@@ -57,6 +68,10 @@ class TorchWeights:
 
     def _named(self) -> Mapping[str, torch.Tensor]:
         return {name: _reordered(self._current[ref.tensor], ref.order) for name, ref in self.set.weights.items()}
+
+    def stored(self) -> Mapping[str, torch.Tensor]:
+        """The current tensors by their keys in the file, with their dims as they are stored there."""
+        return self._current
 
     def bind(self, rebind: Callable[[], None]) -> None:
         """Call `rebind` now and after every replacement; it reads `tensors`. The caller holds `lock`."""
@@ -162,13 +177,6 @@ class Gate:
         """Return when all who entered before the current generation have left."""
         with self._changed:
             self._changed.wait_for(lambda: all(reader >= self._generation for reader in self._readers))
-
-
-def unknown_weight(name: str, known: Mapping[str, object]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(name, known, n=3)
-    return f"no weight {name!r}; " + (f"did you mean {', '.join(near)}?" if near else f"there are {len(known)} others")
 
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -1,0 +1,66 @@
+"""The same server without torch: the standard library and the runtime alone. GET /ready for a probe, POST /encode.
+
+python examples/serve_arrays.py dist/quickstart-0.1.0 --port 8000
+curl -s localhost:8000/encode -d '{"input_ids": [[5, 6, 7, 8, 9, 10, 11, 12]]}'
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import aotpack_runtime as apr
+
+
+def make_handler(session: apr.Session) -> type[BaseHTTPRequestHandler]:
+    encoder = session["encoder"]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status = session.status()
+            self._answer(200 if status["ready"] else 503, status)
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            try:
+                ids = rows(body["input_ids"])
+                mask = rows([[1] * len(row) for row in body["input_ids"]])
+                embedding = encoder(input_ids=ids, attention_mask=mask)
+                self._answer(200, {"embedding": embedding.tolist()})
+            except (apr.AotpackError, TypeError, ValueError, RuntimeError) as error:
+                self._answer(400, {"error": str(error)})
+
+        def _answer(self, code: int, value: object) -> None:
+            body = json.dumps(value).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    return Handler
+
+
+def rows(lists: list[list[int]]) -> apr.Array:
+    """Lists of one length as an array."""
+    return apr.Array(
+        array.array("q", [number for row in lists for number in row]), "int64", (len(lists), len(lists[0]))
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    options = parser.parse_args()
+    session = apr.load(options.bundle)
+    session.warmup()
+    print(f"serving {options.bundle} on {options.host}:{options.port}", flush=True)
+    ThreadingHTTPServer((options.host, options.port), make_handler(session)).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

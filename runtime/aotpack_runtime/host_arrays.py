@@ -1,0 +1,124 @@
+"""Arguments of models by duck typing, for callers without torch: NumPy, array interfaces, DLPack, buffers.
+
+What comes out is what guards judge (`TensorMeta`) and the memory that a compiled model is shown (`Array`). Nothing is
+copied, nothing is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aotpack_runtime.array import Array, address_of, byte_strides
+from aotpack_runtime.dlpack import CUDA_DEVICES
+from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, ITEMSIZE_BYTES, TensorMeta, contiguous_strides
+from aotpack_runtime.interfaces import Seen, of_capsule, of_interface, overlapping
+
+_FORMATS = {
+    "?": "bool", "B": "uint8", "b": "int8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32", "l": "int64",
+    "L": "uint64", "q": "int64", "Q": "uint64", "e": "float16", "f": "float32", "d": "float64", "Zf": "complex64",
+    "Zd": "complex128",
+}  # fmt: skip
+"""Formats of Python's buffers -> torch's dtypes (struct module; Z is NumPy's word for complex)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One array of a call: as guards see it, and its memory (None where no compiled code may see it)."""
+
+    meta: TensorMeta
+    array: Array | None
+
+
+def read_array(value: Any) -> Given | None:
+    """`value` as an array, None when it is none. TypeErrors and ValueErrors of a broken one become its oddity."""
+    try:
+        seen = _seen(value)
+    except Exception as error:
+        return Given(TensorMeta("", "cpu", (), (), odd=f"cannot be read ({type(error).__name__}: {error})"), None)
+    if seen is None:
+        return None
+    facts, device, owner = seen
+    odd = facts.odd
+    itemsize = ITEMSIZE_BYTES.get(facts.dtype, 0)
+    strides = contiguous_strides(facts.shape) if 0 in facts.shape else facts.strides
+    offset = 0 if odd or 0 in facts.shape else facts.address % ALIGNMENT_BYTES
+    if not odd and not itemsize:
+        odd = f"has elements of {facts.dtype}"
+    elif not odd and offset % itemsize:
+        odd = f"lies {offset} bytes past an address divisible by 16, which is not between its elements of {itemsize}"
+    meta = TensorMeta(facts.dtype, device, facts.shape, strides, offset, odd, locked=facts.read_only)
+    if odd or type(value) is Array:
+        return Given(meta, None if odd else value)
+    steps = byte_strides(facts.dtype, strides)
+    return Given(
+        meta,
+        Array.over(facts.address, facts.dtype, facts.shape, steps, owner, read_only=facts.read_only, device=device),
+    )
+
+
+def _seen(value: Any) -> tuple[Seen, str, Any] | None:
+    """(numbers, device, what keeps the memory alive)."""
+    if type(value) is Array:
+        steps = tuple(step // ITEMSIZE_BYTES[value.dtype] for step in value.strides)
+        return Seen(value.address, value.dtype, value.shape, steps, read_only=value.read_only), value.device, value
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
+        return None
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return _of_numpy(value, numpy), "cpu", value
+    if (interface := getattr(value, "__array_interface__", None)) is not None:
+        return of_interface(interface), "cpu", value
+    if (interface := getattr(value, "__cuda_array_interface__", None)) is not None:
+        return of_interface(interface), "cuda", value
+    if hasattr(value, "__dlpack__"):
+        kind, ordinal = (int(part) for part in value.__dlpack_device__())
+        cuda = kind in CUDA_DEVICES
+        capsule = value.__dlpack__(stream=1) if cuda else value.__dlpack__()
+        return of_capsule(capsule), f"cuda:{ordinal}" if cuda else "cpu", (capsule, value)
+    if type(value) in (memoryview, bytes, bytearray) or type(value).__module__ in ("array", "mmap"):
+        return _of_buffer(memoryview(value)), "cpu", value
+    return None
+
+
+def _of_numpy(array: Any, numpy: Any) -> Seen:
+    interface = array.__array_interface__
+    name = array.dtype.name
+    if not array.dtype.isnative:
+        odd = "is not in this machine's byte order"
+    elif isinstance(array, numpy.ma.MaskedArray) if "numpy.ma" in sys.modules else False:
+        odd = "is masked"
+    else:
+        odd = ""
+    itemsize = array.dtype.itemsize
+    if not odd and array.size and any(step % itemsize for step in array.strides):
+        odd = f"has steps of {list(array.strides)} bytes, no multiples of its element"
+    steps = tuple(step // max(itemsize, 1) for step in array.strides)
+    return Seen(interface["data"][0], name, array.shape, steps, odd, not array.flags.writeable)
+
+
+def _of_buffer(view: memoryview) -> Seen:
+    form = view.format.lstrip("@=<") if sys.byteorder == "little" else view.format.lstrip("@=")
+    dtype = _FORMATS.get(form, f"the format {view.format!r}")
+    address, _ = address_of(view)
+    steps = view.strides or ()
+    odd = "has suboffsets" if view.suboffsets else ""
+    if any(step % view.itemsize for step in steps):
+        odd = f"has steps of {list(steps)} bytes, no multiples of its element"
+    shape = tuple(view.shape or ())
+    return Seen(address, dtype, shape, tuple(step // view.itemsize for step in steps), odd, view.readonly)
+
+
+def sharing(arrays: Sequence[Array | None]) -> tuple[int, ...]:
+    """Positions of the arrays in whose memory, from first to last element, another one lies."""
+    spans: list[tuple[int, int, int]] = []
+    for position, array in enumerate(arrays):
+        if array is None or not array.size:
+            continue
+        low = high = 0
+        for size, step in zip(array.shape, array.strides, strict=True):
+            low, high = low + min(step * (size - 1), 0), high + max(step * (size - 1), 0)
+        spans.append((array.address + low, array.address + high + ITEMSIZE_BYTES[array.dtype], position))
+    return overlapping(spans)

@@ -1,0 +1,75 @@
+"""What arrays say of themselves: the array interface protocols of NumPy and CUDA, and DLPack. Nothing is copied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from aotpack_runtime import dlpack
+from aotpack_runtime.format.tensor import ITEMSIZE_BYTES, contiguous_strides
+
+_TYPES = {"f": "float", "i": "int", "u": "uint", "b": "bool", "c": "complex"}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An array as numbers. `strides` count elements; `odd` says why no compiled code may see it, "" when it may."""
+
+    address: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    odd: str = ""
+    read_only: bool = False
+
+
+def of_interface(interface: Any) -> Seen:
+    """`__array_interface__`, or the same of CUDA (versions 2 and 3); ValueErrors and TypeErrors of a broken one."""
+    address, typestr, shape = interface["data"][0], str(interface["typestr"]), tuple(interface["shape"])
+    if address.__class__ is not int or not 0 <= address < 1 << 64:
+        raise ValueError(f"its address is {str(address)[:40]!r}")
+    size_bytes = int(typestr[2:])
+    name = _TYPES.get(typestr[1], typestr[1])
+    dtype = name if name == "bool" else f"{name}{8 * size_bytes}"
+    given = interface.get("strides")
+    odd = "is masked" if interface.get("mask") is not None else ""
+    if typestr[0] == ">":
+        odd = "is big-endian"
+    if given is not None and any(step % size_bytes for step in given):
+        odd = f"has steps of {list(given)} bytes, no multiples of its element"
+    strides = contiguous_strides(shape) if given is None else tuple(step // size_bytes for step in given)
+    odd = odd or nowhere(address, shape)
+    return Seen(address, dtype, shape, strides, odd, bool(interface["data"][1]))
+
+
+def of_capsule(capsule: object) -> Seen:
+    """A DLPack capsule, which is not consumed."""
+    tensor = dlpack.look(capsule)
+    shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
+    row_major = not tensor.strides
+    strides = contiguous_strides(shape) if row_major else tuple(tensor.strides[axis] for axis in range(tensor.ndim))
+    dtype = tensor.dtype_name
+    address = (tensor.data or 0) + tensor.byte_offset
+    if address >= 1 << 64:
+        raise ValueError(f"it is at {address}")
+    odd = f"has {tensor.dtype.lanes} lanes an element" if tensor.dtype.lanes != 1 else ""
+    if dtype not in ITEMSIZE_BYTES:
+        odd = f"has elements of {dtype}"
+    return Seen(address, dtype, shape, strides, odd or nowhere(address, shape))
+
+
+def nowhere(address: int, shape: tuple[int, ...]) -> str:
+    """Why an array at this address has no memory, "" when it has."""
+    return "has elements at address 0" if not address and 0 not in shape else ""
+
+
+def overlapping(spans: list[tuple[int, int, int]]) -> tuple[int, ...]:
+    """Positions of the (start, end, position) that lie in another one."""
+    found: set[int] = set()
+    end, last = 0, -1
+    for start, stop, position in sorted(spans):
+        if start < end:
+            found |= {last, position}
+        if stop > end:
+            end, last = stop, position
+    return tuple(sorted(found))

@@ -1,0 +1,89 @@
+"""Arrays to torch's tensors and back, over the same memory: how a call for arrays is served through torch."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from aotpack_runtime.array import Array
+from aotpack_runtime.array_kinds import Form, OwnKind
+from aotpack_runtime.errors import CallError
+from aotpack_runtime.host_arrays import read_array
+
+
+class Crossing:
+    """One call's way to torch and back. What goes over and comes back is the caller's own object."""
+
+    def __init__(self, kind: OwnKind, is_written: Callable[[Any], bool]) -> None:
+        self._kind, self._is_written = kind, is_written
+        self._own: dict[int, Any] = {}
+        self._there: dict[int, Any] = {}
+
+    def to_torch(self, leaf: Any) -> Any:
+        """A tensor over the memory of an array; CallError for an array that torch cannot see. Torch knows
+        neither read-only tensors nor steps backwards: such an array is copied, or refused where the model writes it."""
+        if id(leaf) in self._there:
+            return self._there[id(leaf)]
+        found = read_array(leaf)
+        if found is None:
+            return leaf
+        array = found.array
+        if array is None:
+            raise CallError(f"an array that {found.meta.odd} cannot be taken over to torch")
+        backwards = min(array.strides, default=0) < 0
+        if array.read_only or backwards:
+            if self._is_written(leaf):
+                what = "has steps backwards" if backwards else "is read-only"
+                raise CallError(f"an argument that the model writes {what}", hint="pass a copy of it")
+            array = array.copy() if backwards else array.twin()
+        tensor = torch.from_dlpack(array)  # type: ignore[attr-defined]
+        self._own[id(tensor)] = leaf
+        self._there[id(leaf)] = tensor
+        return tensor
+
+    def from_torch(self, leaf: Any) -> Any:
+        """An array over the memory of a tensor."""
+        if id(leaf) in self._own:
+            return self._own[id(leaf)]
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        plain = leaf.detach().resolve_conj().resolve_neg()
+        if plain.layout is not torch.strided:
+            raise CallError(f"a result is a tensor of layout {plain.layout}, which is no array")
+        dtype = str(plain.dtype).removeprefix("torch.")
+        wrap = self._kind.wrapper(Form.of(dtype, tuple(plain.shape), tuple(plain.stride()), str(plain.device)))
+        return wrap(plain.data_ptr(), memory_of(plain))
+
+
+def memory_of(tensor: torch.Tensor) -> Any:
+    """What keeps a tensor's memory alive; on the CPU a buffer over its elements."""
+    if tensor.device.type != "cpu":
+        return _OnDevice(tensor)
+    span = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    memory = (ctypes.c_char * (span * tensor.itemsize if tensor.numel() else 0)).from_address(tensor.data_ptr())
+    memory.owner = tensor  # type: ignore[attr-defined]
+    return memory
+
+
+class _OnDevice:
+    """A tensor on a device, as the owner of an array."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def to_host(self, array: Array) -> Array:
+        found = read_array(torch.from_dlpack(array).cpu().contiguous())  # type: ignore[attr-defined]
+        assert found is not None
+        assert found.array is not None
+        return found.array
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """As arrays are served without torch: no gradients, no autocast."""
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        yield
