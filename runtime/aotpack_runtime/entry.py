@@ -61,6 +61,7 @@ class Entry:
         self._memo_limit = max(MEMO_LIMIT, 4 * len(variants))
         self._executables: dict[str, Any] = {}
         self._adopted: dict[str, Variant] = {}
+        self._released_hits = 0
         self._counters: dict[str, Counter] = {}
         self._reasons: Tally[str] = Tally()
         self.closed = False
@@ -84,8 +85,8 @@ class Entry:
             way.tier: self._value(way.tier) for way in self._fallbacks if way.tier != "program"
         }
         return {
-            "hits": sum(hits.values()),
-            "hits_by_tier": {"bundle": sum(bundled.values()), "overlay": sum(overlay.values())},
+            "hits": sum(hits.values()) + self._released_hits,
+            "hits_by_tier": {"bundle": sum(bundled.values()), "overlay": sum(overlay.values()) + self._released_hits},
             "hits_by_variant": {name: count for name, count in hits.items() if count},
             "misses": sum(fallbacks.values()) + self._value("error"),
             "misses_by_tier": {tier: count for tier, count in fallbacks.items() if count},

@@ -99,7 +99,9 @@ class TorchEntry(Entry):
     def release(self, variant: Variant) -> None:
         """Dispatch no longer to a variant that was adopted, and let go of it."""
         with self._lock:
-            self._adopted.pop(variant.id, None)
+            if self._adopted.pop(variant.id, None) is not None:  # its calls stay counted
+                counter = self._counters.pop(variant.id, None)
+                self._released_hits += counter.value if counter is not None else 0
             self._files.pop(variant.id, None)
             executable = self._executables.get(variant.id)
             self._forget(variant)
