@@ -61,8 +61,9 @@ class Harness:
             "cases": [case.record() for case in cases], "steady": steady,
         }  # fmt: skip
 
-    def run(self, modes: Sequence[str], samples: int) -> Runs:
-        """Measure `modes`; a mode whose process fails is not measured, and says why."""
+    def run(self, modes: Sequence[str], samples: int, after: Callable[[Runs], None] = lambda runs: None) -> Runs:
+        """Measure `modes`; a mode whose process fails is not measured, and says why. `after` is called with what there
+        is after each sample, whose answers are not compared yet."""
         runs = Runs()
         with tempfile.TemporaryDirectory(prefix="aotpack-bench-") as name:
             root = Path(name)
@@ -72,6 +73,7 @@ class Harness:
                 for mode in ready:
                     if mode.name not in runs.unmeasured:
                         self._sample(mode, root, runs, number)
+                        after(runs)
             self._check(root, runs, reference)
         return runs
 

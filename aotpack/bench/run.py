@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aotpack.bench.cases import make_cases
-from aotpack.bench.harness import Harness
+from aotpack.bench.harness import Harness, Runs
 from aotpack.bench.modes import MODES
 from aotpack.bench.report import make_report
 from aotpack_runtime.bundle import open_bundle
@@ -30,12 +30,13 @@ def run_bench(
     samples: int = 5,
     steady: bool = True,
     report: Callable[[str], None] = lambda line: None,
+    keep: Callable[[Json], None] = lambda found: None,
 ) -> Json:
     """Measure `entry` (the bundle's only one when it is not named) on `device` in `modes`, all when none are named.
 
     `calls` are shapes by argument, to be called in this order; by default the hot shapes, and one that no variant
-    takes. `source` is where the model's module is looked up first. Raises UsageError and UnknownEntry for what is not
-    there.
+    takes. `source` is where the model's module is looked up first. `keep` gets the report after each sample, so that a
+    run which is cut short leaves what it saw. Raises UsageError and UnknownEntry for what is not there.
     """
     for name in modes or ():
         if name not in MODES:
@@ -65,12 +66,17 @@ def run_bench(
         steady=steady,
         report=report,
     )
-    runs = harness.run(list(modes or MODES), samples)
-    return make_report(
-        runs, cases, entry=name, size_bytes=sum(file.size_bytes for file in index.members().values()),
-        bundle={"name": index.name, "version": index.version, "digest": opened.digest},
-        version=importlib.metadata.version("torch"),
-    )  # fmt: skip
+    about = {"name": index.name, "version": index.version, "digest": opened.digest}
+    size_bytes, version = sum(file.size_bytes for file in index.members().values()), importlib.metadata.version("torch")
+
+    def made(runs: Runs, *, whole: bool) -> Json:
+        found = make_report(runs, cases, entry=name, size_bytes=size_bytes, bundle=about, version=version)
+        return found if whole else {**found, "ok": False, "partial": "answers are not compared yet"}
+
+    runs = harness.run(list(modes or MODES), samples, lambda runs: keep(made(runs, whole=False)))
+    report_of_all = made(runs, whole=True)
+    keep(report_of_all)
+    return report_of_all
 
 
 def _on(record: Entry, device: str) -> Entry:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, note, result
 from aotpack_runtime.errors import UsageError
+
+Json = Any
 
 
 def command(
@@ -22,6 +26,7 @@ def command(
     modes: str | None = typer.Option(None, "--modes", metavar="A,B", help="Ways of starting to compare. Default: all."),
     samples: int = typer.Option(5, "--samples", min=1, help="Fresh processes for each."),
     steady: bool = typer.Option(True, "--steady/--no-steady", help="Also time calls until they are steady."),
+    out: Path | None = typer.Option(None, "--out", help="Also keep the JSON here, as it is after each sample."),
     html: Path | None = typer.Option(None, "--html", help="Also write a page with plots. Needs matplotlib."),
     baseline: Path | None = typer.Option(None, "--baseline", help="The JSON of an older run, for --fail-if."),
     fail_if: list[str] = typer.Option([], "--fail-if", metavar="'first_output>1.10x'", help="A release gate."),
@@ -38,7 +43,7 @@ def command(
     wanted = modes.split(",") if modes else None
     report = run_bench(
         bundle, entry=entry, device=device, calls=[_shapes(text) for text in call], source=source, modes=wanted,
-        samples=samples, steady=steady, report=note,
+        samples=samples, steady=steady, report=note, keep=partial(_keep, out) if out else lambda found: None,
     )  # fmt: skip
     if html is not None:
         from aotpack.bench.html import write_page
@@ -51,6 +56,13 @@ def command(
     for text in broken:
         note(f"gate broken: {text}")
     return 0 if report["ok"] else 1
+
+
+def _keep(path: Path, report: Json) -> None:
+    """The report at `path`, whole at every moment."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(json.dumps(report, indent=2) + "\n")
+    beside.replace(path)
 
 
 def _shapes(text: str) -> dict[str, tuple[int, ...]]:
