@@ -29,7 +29,7 @@ def make_handler(session: apr.Session) -> type[BaseHTTPRequestHandler]:
                 mask = rows([[1] * len(row) for row in body["input_ids"]])
                 embedding = encoder(input_ids=ids, attention_mask=mask)
                 self._answer(200, {"embedding": embedding.tolist()})
-            except (apr.AotpackError, TypeError, ValueError, RuntimeError) as error:
+            except (apr.AotpackError, IndexError, TypeError, ValueError, RuntimeError) as error:
                 self._answer(400, {"error": str(error)})
 
         def _answer(self, code: int, value: object) -> None:

@@ -55,7 +55,9 @@ def check_variant(variant: Variant, parameters: Sequence[Parameter]) -> None:
     guards, outputs = variant.guards, variant.outputs
     if len(guards.trees) != len(parameters):
         raise ValueError(f"{len(guards.trees)} trees for {len(parameters)} parameters")
-    places = [path for tree, each in zip(guards.trees, parameters, strict=True) for path in paths(tree, each.name)]
+    places = [each.name for each in parameters]
+    if any(tree != LEAF for tree in guards.trees):
+        places = [path for tree, name in zip(guards.trees, places, strict=True) for path in paths(tree, name)]
     if places != [guard.path for guard in guards.leaves]:
         raise ValueError(f"guards are of {[guard.path for guard in guards.leaves]}, the parameters have {places}")
     sizes = _sizes(guards.leaves)
