@@ -30,7 +30,7 @@ def command(
     from aotpack_runtime.bundle import open_bundle
     from aotpack_runtime.errors import TargetMismatch
     from aotpack_runtime.machine import allowed_mismatches
-    from aotpack_runtime.session import judge, reject_variant
+    from aotpack_runtime.verdict import judge, reject_variant
 
     opened = open_bundle(bundle)
     opened.close()

@@ -75,7 +75,7 @@ def command(
 def _dispatcher(record: Entry, device: str, machine: str | None) -> Dispatcher:
     """Over the variants of a model for a kind of device; over those of a kernel that fit the GPU."""
     from aotpack_runtime.dispatch import Dispatcher, KernelDispatcher
-    from aotpack_runtime.session import reject_variant
+    from aotpack_runtime.verdict import reject_variant
 
     if record.kernel is None:
         variants = [variant for variant in record.variants if variant.target.device == device.partition(":")[0]]

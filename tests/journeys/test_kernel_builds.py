@@ -45,8 +45,8 @@ from aotpack_runtime.format.launch import CODE_BYTES, DESCRIPTOR_BYTES, Descript
 from aotpack_runtime.format.tensor import Call, TensorMeta
 from aotpack_runtime.format.tree import LEAF
 from aotpack_runtime.machine import made_up
-from aotpack_runtime.session import judge, reject_variant
 from aotpack_runtime.store import Store
+from aotpack_runtime.verdict import judge, reject_variant
 from tests.support.building import ROOT
 from tests.support.bundles import index_record, members, sha256
 
