@@ -114,7 +114,7 @@ class ArrayEntry(Entry):
             leaves = [put(leaf, self.device) if isinstance(leaf, Array) else leaf for leaf in leaves]
         given = [read_array(leaf) for leaf in leaves]
         call = describe_arrays(variant.guards.trees, leaves, given, ())
-        serve = self._assembly(variant, counted=False).serve(*self._plan(variant, call.leaves, leaves, kind_of(())))
+        serve = self._assembly(variant).serve(*self._plan(variant, call.leaves, leaves, kind_of(())))
         serve(*leaves)
 
     def close(self) -> None:
@@ -193,10 +193,8 @@ class ArrayEntry(Entry):
                 return False
         return True
 
-    def _assembly(self, variant: Variant, *, counted: bool = True) -> Assembly:
+    def _assembly(self, variant: Variant) -> Assembly:
         lock = self.weights(variant.weights).state_lock
-        if not counted:
-            return Assembly(variant, tick=int, lock=lock)
         with self._lock:
             found = self._assemblies.get(variant.id)
             if found is None:
