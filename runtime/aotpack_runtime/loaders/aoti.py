@@ -11,6 +11,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,8 +49,13 @@ class AotiExecutable:
         self._bound = False
         self._container: Container | None = None
         self._quick = 0
-        # Operators without a C shim call back into torch, and perhaps Python, which the runner knows how to do.
-        self._may_leave = variant.artifact.files.keys() == {LIBRARY}
+        # Operators without a C shim call back into torch, and perhaps Python, which the runner knows how to do; on a GPU
+        # it also knows which stream is the caller's.
+        on_cpu = weights.device.type == "cpu"
+        self._may_leave = on_cpu and variant.artifact.files.keys() == {LIBRARY}
+        self._device: Callable[[], AbstractContextManager[Any]] = (
+            nullcontext if on_cpu else partial(torch.cuda.device, weights.device)
+        )
         self._turn = threading.RLock()
         self.run: Callable[[list[Any]], Any] = self._timed if self._may_leave else self._in_turn
         with weights.lock:
@@ -67,8 +74,9 @@ class AotiExecutable:
         return results
 
     def _in_turn(self, inputs: list[Any]) -> Any:
-        """Run alone: while an operator runs Python, the runner would wait for it with the GIL that it needs."""
-        with self._turn:
+        """Run alone: while an operator runs Python, the runner would wait for it with the GIL that it needs. The stream
+        is that of the current device, so that is the package's meanwhile."""
+        with self._turn, self._device():
             return self._runner.run(inputs)
 
     def _leave_gil(self) -> None:
