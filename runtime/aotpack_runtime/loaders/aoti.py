@@ -49,8 +49,8 @@ class AotiExecutable:
         self._bound = False
         self._container: Container | None = None
         self._quick = 0
-        # Operators without a C shim call back into torch, and perhaps Python, which the runner knows how to do; on a GPU
-        # it also knows which stream is the caller's.
+        # Operators without a C shim call back into torch, and perhaps Python, which the runner knows how to do; on a
+        # GPU it also knows which stream is the caller's.
         on_cpu = weights.device.type == "cpu"
         self._may_leave = on_cpu and variant.artifact.files.keys() == {LIBRARY}
         self._device: Callable[[], AbstractContextManager[Any]] = (
