@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import threading
 import time
@@ -18,6 +19,8 @@ pytest.importorskip("torch", reason="real builds")
 import torch
 
 import aotpack_runtime as apr
+from aotpack_runtime.dispatch import Miss
+from aotpack_runtime.fallbacks import Prepared
 from aotpack_runtime.torch_entry import TorchEntry
 from tests.support import missing
 from tests.support.building import zoo_module
@@ -319,3 +322,22 @@ def test_closing_a_session_leaves_the_overlay_as_it_is(bundle: Path, compiled: P
     session.close()
     assert not watch.look()
     assert len(list(overlay_of(cache).glob("variants/*"))) == 1
+
+
+def test_a_call_that_the_model_refuses_asks_for_nothing_and_gives_its_copy_back(bundle: Path, cache: Path) -> None:
+    def refuses(*leaves: object) -> object:
+        raise IndexError("index out of range")
+
+    with apr.load(bundle, mode="jit", on_miss={"when": "at_once"}) as session:
+        entry, x = mlp_entry(session), x_of(9)
+        miss = entry.explain(x)
+        assert isinstance(miss, Miss)
+        assert entry._behind()
+        serve = entry._watch.watched(miss, Prepared(refuses, program=entry.programs[0]))
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            with pytest.raises(IndexError):
+                serve(x)
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert session.status()["jit"]["waiting"] == 0
+    assert not (cache / "overlay").exists()

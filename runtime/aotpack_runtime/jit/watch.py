@@ -172,7 +172,15 @@ class Watch:
                 if now is not None:
                     return now(*leaves)
         start = time.perf_counter()
-        result = serve(*leaves)
+        try:
+            result = serve(*leaves)
+        except BaseException:  # of the model's own: nothing is asked for by a call that it refuses
+            if self._background and not capturing:
+                if sample is not None:
+                    sample.close()
+                with self._lock:
+                    self._later(shape)
+            raise
         took = time.perf_counter() - start
         shape.calls += 1
         shape.seconds += took
