@@ -17,18 +17,16 @@ are ratios of them.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import pickle
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
 
 Json = Any
 MODES = ("arrays", "torch", "import-torch", "eager", "compile")
@@ -36,6 +34,11 @@ STEADY_CALLS = 30
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["--child"]:
+        child(json.loads(sys.argv[2]))
+        return
+    import argparse  # a sample imports no more than what it times needs
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--entry")
@@ -45,11 +48,7 @@ def main() -> None:
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--client", type=Path, help="the folder in which runtime/cpp was built")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        child(json.loads(options.child))
-        return
     text = json.dumps(measure(options), indent=1)
     print(text)
     if options.out:
@@ -58,6 +57,8 @@ def main() -> None:
 
 def measure(options: argparse.Namespace) -> Json:
     """All samples, and their medians."""
+    import tempfile
+
     from aotpack.bench.report import machine
 
     modes = options.modes.split(",")
@@ -112,7 +113,9 @@ def run(job: Json) -> Json:
         "TORCHINDUCTOR_CACHE_DIR": f"{job['folder']}/inductor", "TRITON_CACHE_DIR": f"{job['folder']}/triton",
         "PYTHONPYCACHEPREFIX": f"{job['folder']}/pyc", "PYTHONDONTWRITEBYTECODE": "", "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
-    command = [sys.executable, __file__, "-", "--child", json.dumps({**job, "began": time.monotonic()})]
+    import subprocess
+
+    command = [sys.executable, __file__, "--child", json.dumps({**job, "began": time.monotonic()})]
     done = subprocess.run(command, env={**os.environ, **caches}, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{job['mode']} failed:\n{done.stderr[-3000:]}")
@@ -121,6 +124,8 @@ def run(job: Json) -> Json:
 
 def run_client(job: Json) -> Json:
     """The same of the C++ sample server: its first answer to the request of `prepare`."""
+    import subprocess
+
     from aotpack_runtime.machine import this_machine
 
     name = job["entry"] or Path(job["folder"], "entry").read_text()
@@ -256,6 +261,8 @@ WAYS: Mapping[str, Callable[[Json, Callable[[str], None]], Any]] = {
 
 def prepare(job: Json) -> None:
     """Write the inputs of the first variant, and eager's results."""
+    import pickle
+
     import torch
 
     import aotpack_runtime as apr
@@ -278,7 +285,7 @@ def prepare(job: Json) -> None:
     }
     Path(job["folder"], "request.json").write_text(json.dumps(request) + "\n")
     found = leaves_of(build(job)(**tensors(job, torch)))
-    kept = [(str(tensor.dtype).removeprefix("torch."), bytes_of(tensor.cpu())) for tensor in found]
+    kept = [(str(tensor.dtype).removeprefix("torch."), bytes_of(tensor)) for tensor in found]
     Path(job["folder"], "reference").write_bytes(pickle.dumps(kept))
 
 
@@ -301,7 +308,15 @@ def build(job: Json) -> Any:
     return model.to(job["device"]).requires_grad_(requires_grad=False)
 
 
+def median(numbers: Any) -> float:
+    ordered = sorted(numbers)
+    half = len(ordered) // 2
+    return float(ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2)
+
+
 def inputs(job: Json) -> Json:
+    import pickle
+
     return pickle.loads(Path(job["folder"], "inputs").read_bytes())  # noqa: S301 - written by our own process
 
 
@@ -314,13 +329,13 @@ def tensors(job: Json, torch: Any) -> dict[str, Any]:
 
 def results_of(call: Callable[..., Any], given: Mapping[str, Any], torch: Any) -> list[bytes]:
     with torch.no_grad():
-        return [bytes_of(tensor.cpu()) for tensor in leaves_of(call(**given))]
+        return [bytes_of(tensor) for tensor in leaves_of(call(**given))]
 
 
 def bytes_of(tensor: Any) -> bytes:
     import torch
 
-    plain: bytes = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    plain: bytes = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return plain
 
 
@@ -335,6 +350,8 @@ def leaves_of(result: Any) -> list[Any]:
 
 def error_of(results: list[bytes], job: Json) -> float:
     """The largest difference from eager's results, by relative norm."""
+    import pickle
+
     import numpy as np
 
     def floats(data: bytes, dtype: str) -> Any:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+# Test workers and the processes they start share the cores: threads that spin for the next piece of work would take
+# them from one another. Before anything loads OpenMP, and for all child processes.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aotpack_runtime.arguments import leaf_key, signature_text
 from aotpack_runtime.format.index import Parameter
-from aotpack_runtime.format.tensor import Call, Leaf, Other
+from aotpack_runtime.format.tensor import Call, Leaf, Other, TensorMeta
 from aotpack_runtime.format.tree import Tree
 from aotpack_runtime.host_arrays import Given
 
@@ -21,21 +22,26 @@ _ARRAY_KEY = "{0}.__class__, {0}.dtype, {0}.shape, {0}.strides"
 
 
 def describe_arrays(
-    trees: tuple[Tree, ...], leaves: Sequence[object], given: Sequence[Given | None], shared: Sequence[int]
+    trees: tuple[Tree, ...],
+    leaves: Sequence[object],
+    given: Sequence[Given | None],
+    shared: Sequence[int],
+    device: str = "cpu",
 ) -> Call:
-    """The call as guards see it; `shared` are the positions of arrays in whose memory another one lies."""
+    """The call as guards see it; `shared` are the positions of arrays in whose memory another one lies, `device`
+    ("cpu", "cuda:0") is where the entry runs."""
     return Call(
         trees,
         tuple(
-            _shared(found.meta, position in shared) if found is not None else _scalar(leaf)
+            _there(found.meta, device, shared=position in shared) if found is not None else _scalar(leaf)
             for position, (leaf, found) in enumerate(zip(leaves, given, strict=True))
         ),
     )
 
 
-def _shared(meta: Any, shared: bool) -> Any:  # noqa: FBT001
-    from dataclasses import replace
-
+def _there(meta: TensorMeta, device: str, *, shared: bool) -> TensorMeta:
+    if device.startswith("cuda") and meta.device.startswith("cuda") and meta.device != device:
+        return replace(meta, odd=meta.odd or f"is on {meta.device}, the session is for {device}")
     return replace(meta, shared=True) if shared else meta
 
 

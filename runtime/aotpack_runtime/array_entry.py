@@ -33,7 +33,7 @@ from aotpack_runtime.format.guard import TensorGuard
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.tree import map_leaves
 from aotpack_runtime.host_arrays import Given, read_array, sharing
-from aotpack_runtime.loaders import AOTI_ARRAYS, ARRAY_INPUTS, CROSSING, loader
+from aotpack_runtime.loaders import AOTI_ARRAYS, ARRAY_INPUTS, CROSSING, LIBRARY_MEMORY, loader
 from aotpack_runtime.torch_entry import TorchEntry, leaf_kinds_of
 
 log = logging.getLogger("aotpack.load")
@@ -70,7 +70,7 @@ class ArrayEntry(Entry):
         }
         kinds = None if self._written else leaf_kinds_of(record, everything)
         self._bind = compile_entry(record.parameters, None, aligned=False, memo={}, slow=lambda key, values: values)
-        again = loader(AOTI_ARRAYS).Misaligned
+        again = loader(AOTI_ARRAYS).Misplaced
         self._install(compile_array_entry(record.parameters, kinds, memo=self._memo, slow=self._call, again=again))
 
     def explain(self, /, *args: Any, **kwargs: Any) -> Hit | Miss:
@@ -80,7 +80,7 @@ class ArrayEntry(Entry):
         if is_torch(leaves):
             return self._torch("tensors of torch were passed").explain(*args, **kwargs)
         given = [read_array(leaf) for leaf in leaves]
-        return self._dispatcher.choose(describe_arrays(trees, leaves, given, self._shared(given)))
+        return self._dispatcher.choose(describe_arrays(trees, leaves, given, self._shared(given), self.device))
 
     def counts(self) -> dict[str, Any]:
         """As of every entry; calls that went through torch are among them, and `torch` says why it was imported."""
@@ -110,10 +110,10 @@ class ArrayEntry(Entry):
             return
         leaves = loader(ARRAY_INPUTS).make_leaves(variant.guards, variant.examples[0], self.record.fills)
         if self.device != "cpu":
-            put = loader(AOTI_ARRAYS).put
+            put = loader(LIBRARY_MEMORY).put
             leaves = [put(leaf, self.device) if isinstance(leaf, Array) else leaf for leaf in leaves]
         given = [read_array(leaf) for leaf in leaves]
-        call = describe_arrays(variant.guards.trees, leaves, given, ())
+        call = describe_arrays(variant.guards.trees, leaves, given, (), self.device)
         serve = self._assembly(variant).serve(*self._plan(variant, call.leaves, leaves, kind_of(())))
         serve(*leaves)
 
@@ -145,18 +145,21 @@ class ArrayEntry(Entry):
         known = (kind.name, tuple(map(type, shown)), judged)
         serve = self._judged.get(known) if judged is not None else None
         if serve is None:
-            decision = self._dispatcher.choose(describe_arrays(trees, leaves, given, shared))
+            call = describe_arrays(trees, leaves, given, shared, self.device)
+            decision = self._dispatcher.choose(call)
             if isinstance(decision, Miss):
                 return self._serve_miss_through_torch(decision, values)
             variant = decision.variant
             if not self._load_here(variant):
                 return self._call_torch(self._reasons_for_torch[variant.id], values)
-            call = describe_arrays(trees, leaves, given, shared)
             serve = self._assembly(variant).serve(*self._plan(variant, call.leaves, shown, kind))
             if judged is not None:
                 if len(self._judged) >= self._memo_limit:
                     self._judged.clear()
                 self._judged[known] = serve
+        for found in given:
+            if found is not None and found.stream is not None:
+                loader(AOTI_ARRAYS).wait_for(found.stream)
         if key is not None and all(plain) and not self._written:
             self._remember(key, serve)
         if all(plain):

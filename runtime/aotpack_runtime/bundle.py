@@ -79,17 +79,26 @@ class Bundle:
         self._ahead = threading.Thread(target=check, name="aotpack-weights", daemon=True)
         self._ahead.start()
 
-    def weights(self, *, keep: bool = True) -> WeightsFile:
-        """The weights file, checked once; mapped once in this process, or (to be read from one time, not `keep`) for as
-        long as somebody holds what is returned."""
+    def weights(self, *, keep: bool = True, check: bool = True) -> WeightsFile:
+        """The weights file; mapped once in this process, or (to be read from one time, not `keep`) for as long as
+        somebody holds what is returned. Without `check` no more than its header was looked at: `check_weights` before
+        anything of it is used."""
         if self.index.weights_file is None:
             raise MalformedBundle(layout.INDEX, "names no weights file")
+        if check:
+            self.check_weights()
+        member = layout.weights(self.index.weights_file.digest)
+        descriptor = self._open(member)
+        return map_weights(descriptor, member) if keep else WeightsFile(descriptor, member)
+
+    def check_weights(self) -> None:
+        """Raises what is wrong with the weights file; hashed once."""
+        if self.index.weights_file is None:
+            return
         if self._ahead is not None:
             self._ahead.join()
         member = layout.weights(self.index.weights_file.digest)
-        descriptor = self._open(member)
-        self._verify(member, descriptor)
-        return map_weights(descriptor, member) if keep else WeightsFile(descriptor, member)
+        self._verify(member, self._open(member))
 
     def verify(self, progress: Callable[[str], None] = lambda member: None) -> None:
         """Hash every member; the first that differs raises."""

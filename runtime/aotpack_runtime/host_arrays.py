@@ -13,8 +13,10 @@ from typing import Any
 
 from aotpack_runtime.array import Array, address_of, byte_strides
 from aotpack_runtime.dlpack import CUDA_DEVICES
+from aotpack_runtime.drivers.probe import device_of_address
 from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, ITEMSIZE_BYTES, TensorMeta, contiguous_strides
 from aotpack_runtime.interfaces import Seen, of_capsule, of_interface, overlapping
+from aotpack_runtime.streams import said_stream
 
 _FORMATS = {
     "?": "bool", "B": "uint8", "b": "int8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32", "l": "int64",
@@ -26,10 +28,12 @@ _FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One array of a call: as guards see it, and its memory (None where no compiled code may see it)."""
+    """One array of a call: as guards see it, its memory (None where no compiled code may see it), and the CUDA stream
+    on which it says that it is being made."""
 
     meta: TensorMeta
     array: Array | None
+    stream: int | None = None
 
 
 def read_array(value: Any) -> Given | None:
@@ -41,6 +45,10 @@ def read_array(value: Any) -> Given | None:
     if seen is None:
         return None
     facts, device, owner = seen
+    stream = None
+    if device == "cuda":  # which one, and when it is ready, the interface leaves to others
+        device = f"cuda:{device_of_address(facts.address)}"
+        stream = value.__cuda_array_interface__.get("stream")
     odd = facts.odd
     itemsize = ITEMSIZE_BYTES.get(facts.dtype, 0)
     strides = contiguous_strides(facts.shape) if 0 in facts.shape else facts.strides
@@ -53,10 +61,8 @@ def read_array(value: Any) -> Given | None:
     if odd or type(value) is Array:
         return Given(meta, None if odd else value)
     steps = byte_strides(facts.dtype, strides)
-    return Given(
-        meta,
-        Array.over(facts.address, facts.dtype, facts.shape, steps, owner, read_only=facts.read_only, device=device),
-    )
+    array = Array.over(facts.address, facts.dtype, facts.shape, steps, owner, read_only=facts.read_only, device=device)
+    return Given(meta, array, stream)
 
 
 def _seen(value: Any) -> tuple[Seen, str, Any] | None:
@@ -76,7 +82,8 @@ def _seen(value: Any) -> tuple[Seen, str, Any] | None:
     if hasattr(value, "__dlpack__"):
         kind, ordinal = (int(part) for part in value.__dlpack_device__())
         cuda = kind in CUDA_DEVICES
-        capsule = value.__dlpack__(stream=1) if cuda else value.__dlpack__()
+        # It is ready on the stream that is said; 0 is not a stream for DLPack, 1 says the default one.
+        capsule = value.__dlpack__(stream=said_stream() or 1) if cuda else value.__dlpack__()
         return of_capsule(capsule), f"cuda:{ordinal}" if cuda else "cpu", (capsule, value)
     if type(value) in (memoryview, bytes, bytearray) or type(value).__module__ in ("array", "mmap"):
         return _of_buffer(memoryview(value)), "cpu", value

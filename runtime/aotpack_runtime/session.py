@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from aotpack_runtime.ahead import begin, open_device
 from aotpack_runtime.array import Array
 from aotpack_runtime.array_entry import ArrayEntry
 from aotpack_runtime.bundle import Bundle, Check, open_bundle
@@ -22,7 +23,14 @@ from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.target import Machine
 from aotpack_runtime.host_arrays import read_array
 from aotpack_runtime.kernel_entry import KernelEntry
-from aotpack_runtime.loaders import AOTI_ARRAYS, ARRAY_WEIGHTS, KERNEL_OPERATORS, OPERATORS, WEIGHTS, loader
+from aotpack_runtime.loaders import (
+    ARRAY_WEIGHTS,
+    KERNEL_OPERATORS,
+    LIBRARY_MEMORY,
+    OPERATORS,
+    WEIGHTS,
+    loader,
+)
 from aotpack_runtime.logs import configure
 from aotpack_runtime.machine import allowed_mismatches, this_machine
 from aotpack_runtime.torch_entry import TorchEntry
@@ -113,6 +121,9 @@ class Session:
         self._jit: Any = None
         with_models = any(record.kernel is None for record in bundle.index.entries.values())
         self._torch_device = _numbered(device) if with_models else device
+        if with_models:
+            bundle.check_weights_ahead()
+            open_device(self._torch_device, libraries=tensors == "array")
         self._machine, self._allow = machine.on(int(self._torch_device.partition(":")[2] or 0)), allow
         judged = judge(bundle.index, device, self._machine, allow, strict=policy == "error")
         self.verdict, self.skipped, self._elsewhere = judged
@@ -121,8 +132,10 @@ class Session:
             for name, record in bundle.index.entries.items()
             if name not in self._elsewhere
         }
-        if any(isinstance(entry, TorchEntry | ArrayEntry) for entry in self._entries.values()):
-            bundle.check_weights_ahead()
+        sets = {variant.weights for entry in self._entries.values() for variant in entry.variants}
+        served = sets & bundle.index.weight_sets.keys()
+        if tensors == "array" and self._torch_device != "cpu" and len(served) == 1:
+            begin(lambda: self._weight_set(*served))  # which of several are needed, calls will show
         if sys.modules.get("torch") is not None:
             self.register_operators()
 
@@ -202,14 +215,18 @@ class Session:
         return [entry.operator for entry in found]
 
     def put(self, array: Any) -> Array:
-        """An array of any kind on the session's device, as entries for CUDA take it; on the CPU the same memory."""
+        """An array of any kind on the session's device, as entries for CUDA take it; on the CPU the same memory.
+
+        On a GPU its memory may be used again as soon as nobody holds it: with streams of your own, hold it until the
+        work that reads it is done.
+        """
         found = read_array(array)
         if found is None or found.array is None:
             odd = f" that {found.meta.odd}" if found is not None else ""
             raise AotpackError(f"expected an array, got {type(array).__name__}{odd}")
-        if found.array.device.partition(":")[0] == self._torch_device.partition(":")[0]:
+        if found.array.device == self._torch_device:
             return found.array
-        moved: Array = loader(AOTI_ARRAYS).put(found.array, self._torch_device)
+        moved: Array = loader(LIBRARY_MEMORY).put(found.array, self._torch_device)
         return moved
 
     def update_weights(self, new: Mapping[str, Any]) -> None:
@@ -309,11 +326,13 @@ class Session:
                 if weights is None:
                     record = self.bundle.index.weight_sets.get(name, index.WeightSet({}))
                     device, on_host = self._torch_device, self._torch_device == "cpu"
-                    file = self.bundle.weights(keep=on_host) if record.weights else None
+                    file = self.bundle.weights(keep=on_host, check=on_host) if record.weights else None
                     if self.tensors == "torch":
                         weights = loader(WEIGHTS).TorchWeights(file, record, device)
                     else:
                         weights = loader(ARRAY_WEIGHTS).ArrayWeights(file, record, device)
+                    if file is not None:
+                        self.bundle.check_weights()  # copies to a GPU were made meanwhile; none was used
                     self._weights[name] = weights
         return weights
 

@@ -3,24 +3,57 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 
 from aotpack_runtime.format.gpu import Gpu
 
 _MAJOR, _MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR of cuda.h."""
+_ORDINAL = 9
+"""CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL."""
 
 
 def find_gpus() -> tuple[Gpu, ...]:
     """The devices in the driver's order; none where there is no driver, or it says that it cannot start."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return ()
+    cuda = start_driver()
     count, driver = ctypes.c_int(), ctypes.c_int()
-    if cuda.cuInit(0) or cuda.cuDriverGetVersion(ctypes.byref(driver)) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+    if cuda is None or cuda.cuDriverGetVersion(ctypes.byref(driver)) or cuda.cuDeviceGetCount(ctypes.byref(count)):
         return ()
     version = (driver.value // 1000, driver.value % 1000 // 10)
     return tuple(_gpu(cuda, number, version) for number in range(count.value))
+
+
+def device_of_address(address: int) -> int:
+    """Ordinal of the device whose memory is at `address`; 0 where the driver does not know it."""
+    ordinal = ctypes.c_int()
+    ask = getattr(_driver(), "cuPointerGetAttribute", None)
+    if ask is None or ask(ctypes.byref(ordinal), _ORDINAL, ctypes.c_void_p(address)):
+        return 0
+    return ordinal.value
+
+
+@cache
+def retain_context(ordinal: int) -> ctypes.c_void_p | None:
+    """The primary context of a device, which torch and the CUDA runtime use too, kept until the process ends; None
+    where the driver makes none. The first time takes a tenth of a second."""
+    cuda, device, context = start_driver(), ctypes.c_int(), ctypes.c_void_p()
+    if cuda is None or cuda.cuDeviceGet(ctypes.byref(device), ordinal):
+        return None
+    return None if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) else context
+
+
+def start_driver() -> ctypes.CDLL | None:
+    """libcuda, ready for calls; None where there is no driver, or it says that it cannot start."""
+    cuda = _driver()
+    return cuda if cuda is not None and not cuda.cuInit(0) else None
+
+
+@cache
+def _driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
 
 
 def _gpu(cuda: ctypes.CDLL, number: int, driver: tuple[int, int]) -> Gpu:

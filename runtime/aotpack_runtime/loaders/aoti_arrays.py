@@ -10,18 +10,19 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from ctypes import byref, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from typing import Any
 
-from aotpack_runtime.array import Array, byte_strides
 from aotpack_runtime.array_kinds import Form, OwnKind
 from aotpack_runtime.errors import ArtifactError
 from aotpack_runtime.format.guard import IntGuard, TensorGuard
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.output import OutputLeaf, Result, View
-from aotpack_runtime.format.tensor import ITEMSIZE_BYTES, Leaf, TensorMeta, contiguous_strides
+from aotpack_runtime.format.tensor import ITEMSIZE_BYTES, Leaf, TensorMeta
 from aotpack_runtime.loaders.array_weights import ArrayWeights
+from aotpack_runtime.loaders.library_memory import memory_type, span_bytes
 from aotpack_runtime.loaders.libtorch import Libtorch, int64s, open_libtorch, row_major
 from aotpack_runtime.loaders.model_container import RUN, RUN_SINGLE_THREADED, ModelContainer
 from aotpack_runtime.streams import said_stream
@@ -32,16 +33,12 @@ HEAD_BYTES = object.__basicsize__
 """Where a NumPy array has the address of its memory: first after the head of every object (PyArrayObject_fields in
 ndarraytypes.h, part of NumPy's binary interface since 1.7). Checked against the array itself for every plan."""
 
-LARGE_BYTES = 1 << 20
-"""Memory of this size is freed without the GIL: giving it back to the system takes a while."""
+Facts = tuple[str, tuple[int, ...], tuple[int, ...], str]
+"""dtype, shape, strides in elements, and device of a result."""
 
 
-Facts = tuple[str, tuple[int, ...], tuple[int, ...]]
-"""dtype, shape, and strides in elements of a result."""
-
-
-class Misaligned(Exception):
-    """An array of a judged call lies at an address that its plan does not take."""
+class Misplaced(Exception):
+    """An array of a judged call lies at an address, or on a device, that its plan does not take."""
 
 
 class ArrayExecutable:
@@ -85,8 +82,14 @@ class ArrayExecutable:
         """Bind the current weights without a copy. The package reads the set before until the call after."""
         tensors = self.weights.tensors(self._constants)
         if tensors:
-            self.container.bind_handles({name: tensor.handle for name, tensor in tensors.items()})
+            with self._turn if self.kind != "cpu" else nullcontext():
+                self.container.bind_handles({name: tensor.handle for name, tensor in tensors.items()})
         self._bound = [*self._bound[-1:], tensors]
+
+
+def wait_for(stream: int) -> None:
+    """Return when all that another library queued on its stream is done."""
+    open_libtorch().wait_for(stream)
 
 
 def load(variant: Variant, files: Mapping[str, str], weights: ArrayWeights) -> ArrayExecutable:
@@ -96,24 +99,6 @@ def load(variant: Variant, files: Mapping[str, str], weights: ArrayWeights) -> A
         raise ArtifactError(variant.id, reason)
     alone = weights.set.state or weights.device != "cpu"
     return ArrayExecutable(variant, files[LIBRARY], weights, concurrency=1 if alone else _concurrency())
-
-
-def put(array: Array, device: str) -> Array:
-    """`array` on `device`, in memory of libtorch's caching allocator there."""
-    library = open_libtorch()
-    if device.startswith("cuda"):
-        library.open_cuda()
-    strides = tuple(step // ITEMSIZE_BYTES[array.dtype] for step in array.strides)
-    steps = row_major(array.shape, strides)
-    source = library.over(array.address, array.dtype, array.shape, steps, array.device)
-    dense = contiguous_strides(array.shape)
-    handle = library.empty(array.dtype, array.shape, dense, device)
-    owner = _memory(_span_bytes(array.dtype, array.shape, dense), library).from_address(library.address(handle) or 1)
-    owner.handle = handle
-    library.copy(handle, source)
-    library.delete(source)
-    address = library.address(handle)
-    return Array.over(address, array.dtype, array.shape, byte_strides(array.dtype, dense), owner, device=device)
 
 
 def needs_torch(variant: Variant) -> str:
@@ -147,9 +132,11 @@ class Plan:
         for guard, leaf, is_numpy in zip(executable.variant.guards.leaves, leaves, numpy, strict=True):
             if isinstance(guard, TensorGuard) and isinstance(leaf, TensorMeta):
                 reader = "nothing" if 0 in leaf.shape else "numpy" if is_numpy else "array"
-                self._inputs.append(_Input.of(executable.library, guard, leaf, reader))
+                mask = 15 if guard.aligned else ITEMSIZE_BYTES[leaf.dtype] - 1
+                self._inputs.append(_Input(executable.library, leaf, mask, reader))
             elif isinstance(guard, IntGuard) and isinstance(leaf, int):
-                self._inputs.append(_Input(executable.library, "float32", (leaf, 0), (1, 1), 0, "nothing"))
+                size = TensorMeta("float32", executable.weights.device, (leaf, 0), (1, 1))
+                self._inputs.append(_Input(executable.library, size, 0, "nothing"))
         fixed = {
             out.index for leaf in executable.variant.outputs.leaves if (out := _result(leaf)) and out.shape is not None
         }
@@ -183,8 +170,8 @@ class Plan:
             "_at": c_void_p.from_address, "_create": quick.aoti_torch_create_tensor_from_blob,
             "_pointer": quick.aoti_torch_get_data_ptr, "_call": executable.call,
             "_pop": self._pool.pop, "_push": self._pool.append, "_new": self._block, "_empty": IndexError,
-            "_head": HEAD_BYTES, "_Misaligned": Misaligned, "_zero": c_int64(0), "_refuse": self._refuse,
-            "_device": c_int32(library.devices[executable.kind]), "_index": c_int32(executable.index),
+            "_head": HEAD_BYTES, "_Misplaced": Misplaced,
+            "_zero": c_int64(0), "_refuse": self._refuse,
             "_stream": executable.stream,
             "_read": lambda handle: self._read(handle, seen),
             "_closed": executable.weights.closed, "_wait": executable.weights.wait,
@@ -194,7 +181,7 @@ class Plan:
         for number, facts in enumerate(known or ()):
             if facts is not None:
                 scope |= {
-                    f"_memory{number}": _memory(_span_bytes(*facts), library),
+                    f"_memory{number}": memory_type(span_bytes(*facts[:3]), library),
                     f"_wrap{number}": self._wrap(facts),
                 }
         exec(code, scope)  # noqa: S102 - the text is made of numbers only
@@ -222,19 +209,22 @@ class Plan:
 
     def _refuse(self, status: int) -> None:
         if status == 1:
-            raise ArtifactError(self._executable.variant.id, f"libtorch: {self._executable.library.last_words()}")
+            words = self._executable.library.last_words() or "it said why on stderr"
+            raise ArtifactError(self._executable.variant.id, f"libtorch: {words}")
         raise self._executable.container.refused()
 
     def _wrap(self, facts: Facts) -> Callable[[int, Any], Any]:
-        return self._kind.wrapper(Form.of(*facts, self._executable.weights.device))
+        return self._kind.wrapper(Form.of(*facts))
 
     def _read(self, handle: int, seen: list[Any] | None) -> Any:
         """A result whose shape is not known before the call."""
         library = self._executable.library
-        facts = library.describe(handle)
+        # A model on a GPU may give some of its results on the host.
+        device = "cpu" if self._executable.kind == "cpu" else library.device_of(handle)
+        facts = (*library.describe(handle), device)
         if seen is not None:
             seen.append(facts)
-        memory = _memory(_span_bytes(*facts), library)
+        memory = memory_type(span_bytes(*facts[:3]), library)
         address = library.address(handle)
         if not address:
             library.delete(handle)
@@ -247,22 +237,18 @@ class Plan:
 class _Input:
     """One tensor of a plan: what C is told of it besides its address."""
 
-    def __init__(
-        self, library: Libtorch, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], mask: int, reader: str
-    ) -> None:
-        self.reader, self._mask = reader, mask
-        self._rank, self._dtype = c_int64(len(shape)), c_int32(library.dtypes[dtype])
-        self._sizes, self._strides = int64s(shape), int64s(strides)
-
-    @classmethod
-    def of(cls, library: Libtorch, guard: TensorGuard, leaf: TensorMeta, reader: str) -> _Input:
-        mask = 15 if guard.aligned else ITEMSIZE_BYTES[leaf.dtype] - 1
-        return cls(library, leaf.dtype, leaf.shape, row_major(leaf.shape, leaf.strides), mask, reader)
+    def __init__(self, library: Libtorch, meta: TensorMeta, mask: int, reader: str) -> None:
+        """`mask` has the bits that its address must not have; `reader` says how that is found (`_code`)."""
+        self.reader, self._mask, self._where = reader, mask, meta.device
+        kind, _, index = meta.device.partition(":")
+        self._device, self._index = c_int32(library.devices[kind]), c_int32(int(index or 0))
+        self._rank, self._dtype = c_int64(len(meta.shape)), c_int32(library.dtypes[meta.dtype])
+        self._sizes, self._strides = int64s(meta.shape), int64s(row_major(meta.shape, meta.strides))
 
     def scope(self) -> dict[str, Any]:
         return {
             "rank": self._rank, "sizes": self._sizes, "strides": self._strides, "dtype": self._dtype,
-            "mask": self._mask,
+            "mask": self._mask, "where": self._where, "device": self._device, "index": self._index,
         }  # fmt: skip
 
 
@@ -270,13 +256,17 @@ class _Input:
 def _code(readers: tuple[str, ...], known: tuple[bool, ...], *, cuda: bool) -> Any:
     """The text of a plan's `run`: addresses in, one call of the model, addresses out."""
     numbers = range(len(readers))
+    # A tensor without elements: on the CPU a blob at any address is made sooner, CUDA asks whose memory it is.
+    nowhere = "0" if cuda else "16"
     lines = [f"    {''.join(f'a{n}, ' for n in numbers)}= arrays"] if readers else []
     for n, reader in enumerate(readers):
-        where = {"numpy": f"_at(id(a{n}) + _head).value", "array": f"a{n}.address", "nothing": "16"}[reader]
+        where = {"numpy": f"_at(id(a{n}) + _head).value", "array": f"a{n}.address", "nothing": nowhere}[reader]
         lines.append(f"    p{n} = {where}")
-    tests = " or ".join(f"p{n} & _mask{n}" for n, reader in enumerate(readers) if reader != "nothing")
+    tests = [f"p{n} & _mask{n}" for n, reader in enumerate(readers) if reader != "nothing"]
+    # Keys do not have the device: NumPy's arrays have none before 2.0, and lie in host memory.
+    tests += [f"a{n}.device != _where{n}" for n, reader in enumerate(readers) if reader == "array"]
     if tests:
-        lines += [f"    if {tests}:", "        raise _Misaligned"]
+        lines += [f"    if {' or '.join(tests)}:", "        raise _Misplaced"]
     names = [
         "call",
         "stream",
@@ -287,7 +277,7 @@ def _code(readers: tuple[str, ...], known: tuple[bool, ...], *, cuda: bool) -> A
     lines.append(f"    {', '.join(names)} = block")
     for n in numbers:
         lines.append(f"    in{n}.value = p{n}")
-        rest = f"_rank{n}, _sizes{n}, _strides{n}, _zero, _dtype{n}, _device, _index, slot{n}"
+        rest = f"_rank{n}, _sizes{n}, _strides{n}, _zero, _dtype{n}, _device{n}, _index{n}, slot{n}"
         lines += [f"    if _create(in{n}, {rest}):", "        _refuse(1)"]
     if cuda:
         lines.append("    stream.value = _stream()")
@@ -305,36 +295,6 @@ def _code(readers: tuple[str, ...], known: tuple[bool, ...], *, cuda: bool) -> A
             lines.append(f"    r{m} = _read(out{m}.value)")
     lines += ["    _push(block)", f"    return ({''.join(f'r{m}, ' for m in range(len(known)))})"]
     return compile("\n".join(["def run(arrays):", *lines]), "<aotpack arrays>", "exec")
-
-
-def _memory(size_bytes: int, library: Libtorch) -> Any:
-    """The type of memory of a result: a buffer of that size, which deletes its tensor when nobody sees it any more."""
-    return _memory_type(size_bytes, library.folder)
-
-
-@lru_cache(maxsize=4096)
-def _memory_type(size_bytes: int, folder: str) -> Any:
-    library = open_libtorch()
-    api = library.quick if size_bytes < LARGE_BYTES else library.slow
-    delete = api.aoti_torch_delete_tensor_object
-
-    def free(self: Any, delete: Any = delete) -> None:
-        delete(self.handle)
-
-    def to_host(self: Any, array: Array) -> Array:
-        return library.to_host(array)
-
-    return type(
-        "Memory", (ctypes.c_char * size_bytes,), {"__slots__": ("handle",), "__del__": free, "to_host": to_host}
-    )
-
-
-def _span_bytes(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """From the first byte of a tensor to the last."""
-    if 0 in shape:
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return (last + 1) * ITEMSIZE_BYTES[dtype]
 
 
 def _result(leaf: OutputLeaf) -> Result | None:

@@ -1,7 +1,8 @@
 """A weight set as handles of libtorch, with torch not imported: the same promises as `TorchWeights` makes.
 
-Tensors lie over the mapped file on the CPU, and are read straight to the device on CUDA. When torch joins the process,
-`as_torch` makes its tensors over the same memory, and those lead from then on: one copy, one lock, one update.
+Tensors lie over the mapped file on the CPU; on CUDA they are copied to the device, once for all variants and for all
+names they are tied to. When torch joins the process, `as_torch` makes its tensors over the same
+memory, and those lead from then on: one copy, one lock, one update.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from contextlib import nullcontext
 from typing import Any
 
 from aotpack_runtime.array import Array
-from aotpack_runtime.errors import ArtifactError, WeightsError
+from aotpack_runtime.errors import WeightsError
 from aotpack_runtime.format.index import WeightRef, WeightSet
 from aotpack_runtime.format.tensor import contiguous_strides
 from aotpack_runtime.host_arrays import read_array
-from aotpack_runtime.loaders import WEIGHTS, loader
+from aotpack_runtime.loaders import CROSSING, WEIGHTS, loader
+from aotpack_runtime.loaders.library_memory import put, write
 from aotpack_runtime.loaders.libtorch import Libtorch, open_libtorch
+from aotpack_runtime.loaders.upload import upload
 from aotpack_runtime.weights import StoredTensor, WeightsFile, unknown_weight
 
 
@@ -40,12 +43,20 @@ class ArrayWeights:
         self._retired: dict[str, Array] = {}
         self._owned: set[str] = set()
         self._torch: Any = None
+        self._followed: dict[str, int] = {}
         self._tensors: dict[str, _Tensor] = {}
         self._current: dict[str, Array] = {}
         for ref in weight_set.weights.values():
             if file is not None and ref.tensor not in self._current:
                 stored = _array_of(file[ref.tensor])
-                self._current[ref.tensor] = stored.copy() if ref.tensor in self._state else stored
+                self._current[ref.tensor] = stored.copy() if device == "cpu" and ref.tensor in self._state else stored
+        if device != "cpu":
+            self._current = upload(self._current, int(device.partition(":")[2] or 0))
+
+    def synchronize(self) -> None:
+        """Return when no call that was queued reads or writes these tensors any more."""
+        if self.device != "cpu":
+            open_libtorch().synchronize(self.device)
 
     def bind(self, rebind: Callable[[], None]) -> None:
         """Call `rebind` now and after every replacement; it asks for `tensors`. The caller holds `lock`."""
@@ -69,8 +80,9 @@ class ArrayWeights:
             found = read_array(value)
             if found is None:
                 raise WeightsError(f"{name}: expected an array, got {type(value).__name__}")
-            if found.array is None or found.array.device != "cpu":
-                raise WeightsError(f"{name} {found.meta.odd or f'is on {found.meta.device}, expected host memory'}")
+            if found.array is None or found.array.device not in ("cpu", self.device):
+                expected = " or ".join(dict.fromkeys(("cpu", self.device)))
+                raise WeightsError(f"{name} {found.meta.odd or f'is on {found.meta.device}, expected {expected}'}")
             dtype, shape = self._facts(name)
             if (found.meta.dtype, found.meta.shape) != (dtype, shape):
                 raise WeightsError(
@@ -92,15 +104,17 @@ class ArrayWeights:
             if self._torch is not None:
                 self._torch.replace(values)
                 return
+            self.synchronize()
             for key, array in values.items():
                 old = self._current[key]
                 if key in self._state:
-                    _write(old, array.data)
+                    write(old, array)
                     continue
                 spare = self._retired.pop(key, None)
                 if spare is None:
-                    spare = Array(bytearray(old.nbytes), old.dtype, old.shape)
-                _write(spare, array.data)
+                    spare = array.copy() if self.device == "cpu" else put(array, self.device)
+                else:
+                    write(spare, array)
                 if key in self._owned:
                     self._retired[key] = old
                 self._owned.add(key)
@@ -112,22 +126,18 @@ class ArrayWeights:
         return {key: self._current[key].tobytes() for key in self._state}
 
     def restore(self, state: Mapping[str, bytes]) -> None:
+        self.synchronize()
         for key, data in state.items():
-            _write(self._current[key], data)
+            known = self._current[key]
+            write(known, Array(data, known.dtype, known.shape))
 
     def as_torch(self) -> Any:
         """The same weights and state as torch's tensors. From now on they lead: what they are replaced by, arrays'
         executables are bound to as well."""
         with self.lock:
             if self._torch is None:
-                if self._state and self.device != "cpu":
-                    raise ArtifactError(
-                        "state", "on a GPU cannot be shared with torch once arrays have used it",
-                        hint="import torch before the bundle is loaded",
-                    )  # fmt: skip
-                shared = {key: StoredTensor(one.dtype, one.shape, one.data) for key, one in self._current.items()}
                 weights = loader(WEIGHTS).TorchWeights
-                torch_weights = weights(shared, self.set, self.device, state_lock=self.state_lock)
+                torch_weights = weights(self._current, self.set, self.device, state_lock=self.state_lock)
                 self._torch = torch_weights
                 with torch_weights.lock:
                     torch_weights.bind(self._follow)
@@ -155,7 +165,7 @@ class ArrayWeights:
             dense = contiguous_strides(stored.shape)
             axes = _back(ref, len(stored.shape))
             shape, strides = [tuple(part[axis] for axis in axes) for part in (stored.shape, dense)]
-            known = self._tensors[name] = _Tensor(stored, shape, strides, self.device)
+            known = self._tensors[name] = _Tensor(stored, shape, strides)
         return known
 
     def _rebind(self, keys: Mapping[str, object]) -> None:
@@ -181,35 +191,30 @@ class ArrayWeights:
             self._open.set()
 
     def _follow(self) -> None:
-        """torch's tensors were replaced: take their memory."""
+        """torch's tensors were replaced: take their memory. What torch keeps on the host for its programs (literals)
+        is copied to the device, where packages look for it."""
+        array_over = loader(CROSSING).array_over
         for key, tensor in self._torch.stored().items():
-            found = read_array(tensor)
-            assert found is not None
-            assert found.array is not None
-            if found.array.address != self._current[key].address and found.array.size:
-                self._current[key] = found.array
-                for name, ref in self.set.weights.items():
-                    if ref.tensor == key:
-                        self._tensors.pop(name, None)
+            found: Array = array_over(tensor)
+            if not found.size or found.address in (self._current[key].address, self._followed.get(key)):
+                continue
+            self._followed[key] = found.address
+            self._current[key] = found if found.device == self.device else put(found, self.device)
+            for name, ref in self.set.weights.items():
+                if ref.tensor == key:
+                    self._tensors.pop(name, None)
         self._bind_anew()
 
 
 class _Tensor:
-    """A handle of libtorch over a weight's memory, or over its copy on the device; deleted with the last who has it."""
+    """A handle of libtorch over a weight's memory, which it keeps; deleted with the last who has it."""
 
     __slots__ = ("_library", "array", "handle")
 
-    def __init__(self, array: Array, shape: tuple[int, ...], strides: tuple[int, ...], device: str) -> None:
+    def __init__(self, array: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
         self._library: Libtorch = open_libtorch()
-        self.array: Array | None = array
-        host = self._library.over(array.address, array.dtype, shape, strides, array.device)
-        if array.device.partition(":")[0] == device.partition(":")[0]:
-            self.handle = host
-            return
-        self.handle = self._library.empty(array.dtype, shape, strides, device)
-        self._library.copy(self.handle, host)
-        self._library.delete(host)
-        self.array = None
+        self.array = array
+        self.handle = self._library.over(array.address, array.dtype, shape, strides, array.device)
 
     def __del__(self) -> None:
         if getattr(self, "handle", 0):
@@ -237,11 +242,6 @@ def _as_stored(array: Array, ref: WeightRef) -> Array:
     if array.is_contiguous():
         return array
     return open_libtorch().to_host(array)
-
-
-def _write(array: Array, data: memoryview | bytes) -> None:
-    if array.size:
-        array.data.cast("B")[:] = memoryview(data).cast("B")
 
 
 def _to_torch(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from aotpack_runtime.array import Array
+from aotpack_runtime.array import Array, byte_strides
 from aotpack_runtime.array_kinds import Form, OwnKind
 from aotpack_runtime.errors import CallError
 from aotpack_runtime.host_arrays import read_array
@@ -59,6 +59,15 @@ class Crossing:
         return wrap(plain.data_ptr(), memory_of(plain))
 
 
+def array_over(tensor: torch.Tensor) -> Array:
+    """An array over the memory of a plain strided tensor, on any device."""
+    plain = tensor.detach()
+    dtype, steps = str(plain.dtype).removeprefix("torch."), tuple(plain.stride())
+    owner = memory_of(plain)
+    shape, device = tuple(plain.shape), str(plain.device)
+    return Array.over(plain.data_ptr(), dtype, shape, byte_strides(dtype, steps), owner, device=device)
+
+
 def memory_of(tensor: torch.Tensor) -> Any:
     """What keeps a tensor's memory alive; on the CPU a buffer over its elements."""
     if tensor.device.type != "cpu":
@@ -76,10 +85,8 @@ class _OnDevice:
         self._tensor = tensor
 
     def to_host(self, array: Array) -> Array:
-        found = read_array(torch.from_dlpack(array).cpu().contiguous())  # type: ignore[attr-defined]
-        assert found is not None
-        assert found.array is not None
-        return found.array
+        torch.cuda.synchronize(self._tensor.device)
+        return array_over(torch.from_dlpack(array).cpu().contiguous())  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

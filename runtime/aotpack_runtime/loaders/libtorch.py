@@ -22,6 +22,8 @@ GATE = ((2, 11), (2, 15))
 """First torch minor version whose C interface is known, and the first whose is not."""
 
 CPU_LIBRARY, CUDA_LIBRARY = "libtorch_cpu.so", "libtorch_cuda.so"
+WHOLE_LIBRARY = "libtorch.so"
+"""Empty but for what it needs; packages for CUDA name it."""
 
 NAME = "libtorch"
 
@@ -39,6 +41,8 @@ _DECLARED = {
     "aoti_torch_empty_strided": (
         c_int32, (c_int64, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p),
     ),
+    "aoti_torch_get_device_index": (c_int32, (c_void_p, c_void_p)),
+    "aoti_torch_get_device_type": (c_int32, (c_void_p, c_void_p)),
     "aoti_torch_get_data_ptr": (c_int32, (c_void_p, c_void_p)),
     "aoti_torch_get_dim": (c_int32, (c_void_p, c_void_p)),
     "aoti_torch_get_dtype": (c_int32, (c_void_p, c_void_p)),
@@ -48,8 +52,13 @@ _DECLARED = {
 """Name -> what it returns and takes. All but the constants return 0 when they did what was asked."""
 
 _CUDA_DECLARED = {
+    "aoti_torch_create_cuda_guard": (c_int32, (c_int32, c_void_p)),
+    "aoti_torch_delete_cuda_guard": (c_int32, (c_void_p,)),
     "aoti_torch_get_current_cuda_stream": (c_int32, (c_int32, c_void_p)),
+    "cudaDeviceSynchronize": (c_int32, ()),
+    "cudaStreamSynchronize": (c_int32, (c_void_p,)),
 }
+"""The last two are the CUDA runtime's, which the library needs and so brings."""
 
 _LAST_WORDS = "torch_exception_get_what_without_backtrace"
 """Since torch 2.13; before it the library says on stderr what went wrong."""
@@ -88,6 +97,7 @@ class Libtorch:
             if self._cuda is None:
                 cuda = _open(os.path.join(self.folder, CUDA_LIBRARY))
                 _declare(cuda, _CUDA_DECLARED, self.version)
+                _open(os.path.join(self.folder, WHOLE_LIBRARY))
                 self._cuda = cuda
         return self._cuda
 
@@ -133,7 +143,8 @@ class Libtorch:
         return handle.value or 0
 
     def to_host(self, array: Array) -> Array:
-        """A copy of an array in host memory, made when the device has computed it."""
+        """A copy of an array in host memory, made when the device has computed it, on whichever stream."""
+        self.synchronize(array.device)
         strides = tuple(step // ITEMSIZE_BYTES[array.dtype] for step in array.strides)
         host = Array(bytearray(array.nbytes), array.dtype, array.shape)
         source = self.over(array.address, array.dtype, array.shape, row_major(array.shape, strides), array.device)
@@ -150,6 +161,24 @@ class Libtorch:
         stream = c_void_p()
         self.check(self.open_cuda().aoti_torch_get_current_cuda_stream(index, byref(stream)), "asking for the stream")
         return stream.value or 0
+
+    def synchronize(self, device: str) -> None:
+        """Return when all that was queued for a device is done; at once for the host."""
+        kind, _, index = device.partition(":")
+        if kind == "cpu":
+            return
+        cuda, guard = self.open_cuda(), c_void_p()
+        self.check(cuda.aoti_torch_create_cuda_guard(int(index or 0), byref(guard)), f"turning to {device}")
+        status = cuda.cudaDeviceSynchronize()
+        cuda.aoti_torch_delete_cuda_guard(guard)
+        if status:
+            raise ArtifactError(NAME, f"{device} failed at work it was given before (CUDA error {status})")
+
+    def wait_for(self, stream: int) -> None:
+        """Return when all that was queued on a stream of CUDA is done."""
+        status = self.open_cuda().cudaStreamSynchronize(stream)
+        if status:
+            raise ArtifactError(NAME, f"the stream {stream} cannot be waited for (CUDA error {status})")
 
     def copy(self, target: int, source: int) -> None:
         """Copy the values of one tensor into another, whatever their strides and devices are."""
@@ -175,6 +204,14 @@ class Libtorch:
         if name is None:
             raise ArtifactError(NAME, f"a result has torch's dtype number {dtype.value}, which has no name here")
         return name, tuple(sizes[: rank.value]), tuple(strides[: rank.value])
+
+    def device_of(self, handle: int) -> str:
+        """Where a tensor lies: "cpu" or "cuda:N"."""
+        kind, index = c_int32(), c_int32()
+        status = self.quick.aoti_torch_get_device_type(handle, byref(kind))
+        status |= self.quick.aoti_torch_get_device_index(handle, byref(index))
+        self.check(status, "asking a tensor for its device")
+        return "cpu" if kind.value == self.devices["cpu"] else f"cuda:{index.value}"
 
     def _number(self, constant: str) -> int:
         function = getattr(self.quick, constant)
@@ -231,8 +268,12 @@ def open_libtorch(machine: Machine | None = None) -> Libtorch:
 
 
 def _open(path: str) -> Any:
+    """Open a library. Other threads run meanwhile, which ctypes' own way to open one does not let them."""
+    dlopen = ctypes.CDLL(None).dlopen
+    dlopen.restype, dlopen.argtypes = c_void_p, (c_char_p, ctypes.c_int)
+    dlopen(os.fsencode(path), os.RTLD_NOW | os.RTLD_LOCAL)
     try:
-        return ctypes.CDLL(path)
+        return ctypes.CDLL(path)  # what the other said no to, this one says why
     except OSError as error:
         raise ArtifactError(NAME, str(error)) from error
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from aotpack_runtime.array import Array
 from aotpack_runtime.errors import WeightsError
 from aotpack_runtime.format.index import WeightRef, WeightSet
 from aotpack_runtime.weights import StoredTensor, WeightsFile, unknown_weight
@@ -25,14 +26,14 @@ class TorchWeights:
 
     def __init__(
         self,
-        file: WeightsFile | Mapping[str, StoredTensor],
+        file: WeightsFile | Mapping[str, Array],
         weight_set: WeightSet,
         device: str = "cpu",
         *,
         state_lock: Any = None,
     ) -> None:
-        """With `state_lock` the state lies in the memory of `file` itself, which is shared with others who hold that
-        lock when they write it."""
+        """With `state_lock` the state lies in the memory of `file` itself, on the device already, which is shared with
+        others who hold that lock when they write it."""
         self.set, self.device = weight_set, torch.device(device)
         self.lock = threading.RLock()
         self.state_lock = state_lock or (threading.RLock() if weight_set.state else None)
@@ -51,10 +52,9 @@ class TorchWeights:
 
     def _placed(self, stored: torch.Tensor, ref: WeightRef) -> torch.Tensor:
         """What sessions use of a stored tensor: itself, or a copy where calls write it or a GPU needs it."""
-        if self.device.type != "cpu" and not ref.host:
-            return stored.to(self.device)
-        own = ref.tensor in self._state and not self._shares_state
-        return stored.clone() if own or self.device.type != "cpu" else stored
+        if self.device.type != "cpu":
+            return stored.to(self.device) if not ref.host else stored.to("cpu", copy=True)
+        return stored.clone() if ref.tensor in self._state and not self._shares_state else stored
 
     def _synchronize(self) -> None:
         """What is copied on this thread's stream is there for all streams, and all that was queued has been read."""
@@ -189,8 +189,14 @@ def size_tensor(size: int) -> torch.Tensor:
     return torch.empty((size, 0))
 
 
-def _as_tensor(stored: StoredTensor) -> torch.Tensor:
+def _as_tensor(stored: StoredTensor | Array) -> torch.Tensor:
     dtype = getattr(torch, stored.dtype)
+    if isinstance(stored, Array):
+        if not stored.size:
+            return torch.empty(stored.shape, dtype=dtype, device=stored.device)
+        # As bytes: DLPack of older torch lacks some dtypes.
+        flat = Array.over(stored.address, "uint8", (stored.nbytes,), (1,), stored, device=stored.device)
+        return torch.from_dlpack(flat).view(dtype).view(stored.shape)  # type: ignore[attr-defined]
     if not stored.data:
         return torch.empty(stored.shape, dtype=dtype)
     if stored.data.nbytes % dtype.itemsize or _address(stored.data) % dtype.itemsize:
