@@ -33,7 +33,7 @@ from aotpack.compilers.sizes import (
     with_low,
 )
 from aotpack_runtime.format.expression import parse, variable
-from aotpack_runtime.format.guard import Guards, Range, TensorGuard
+from aotpack_runtime.format.guard import Guards, IntGuard, Range, TensorGuard
 from aotpack_runtime.loaders.inputs import make_leaves
 from aotpack_runtime.loaders.programs import move
 
@@ -205,15 +205,16 @@ def _bound(trial: Trial, program: Program) -> Guards:
 
 
 def _fixed(guards: Guards, name: str, size: int) -> Guards:
-    leaves = [
-        replace(
-            leaf,
-            dims=tuple(size if variable(leaf.path, n) == name else dim for n, dim in enumerate(leaf.dims)),
-        )
-        if isinstance(leaf, TensorGuard)
-        else leaf
-        for leaf in guards.leaves
-    ]
+    """Guards that take one size where they took a range."""
+    leaves: list[Any] = []
+    for leaf in guards.leaves:
+        if isinstance(leaf, TensorGuard):
+            dims = (size if variable(leaf.path, axis) == name else dim for axis, dim in enumerate(leaf.dims))
+            leaves.append(replace(leaf, dims=tuple(dims)))
+        elif isinstance(leaf, IntGuard) and variable(leaf.path) == name:
+            leaves.append(replace(leaf, dim=Range(size, size)))
+        else:
+            leaves.append(leaf)
     return replace(guards, leaves=tuple(leaves))
 
 
