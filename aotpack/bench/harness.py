@@ -24,7 +24,7 @@ from aotpack_runtime.errors import CompileError
 from aotpack_runtime.format.index import Entry
 
 Json = Any
-CHILD = Path(__file__).with_name("child.py")
+CHILD = Path(__file__).with_name("child") / "__main__.py"
 LIMIT_S = 1800
 """Of one process. Compiling a large model for four shapes takes minutes."""
 
