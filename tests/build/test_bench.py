@@ -101,10 +101,18 @@ def test_a_relative_gate_needs_a_baseline() -> None:
 def test_a_mode_whose_compiler_is_missing_is_not_measurable_rather_than_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
-    found = {name: unmeasurable(mode, source="pkg.mod:build") for name, mode in MODES.items()}
+    found = {name: unmeasurable(mode, record("pkg.mod:build"), {}) for name, mode in MODES.items()}
     assert {name for name, reason in found.items() if reason} == {name for name, mode in MODES.items() if mode.compiler}
     assert found["compile-cold"] == "g++ is missing"
-    assert unmeasurable(MODES["eager"], source="saved.pt2") == "the source is a saved program, which has no eager model"
+    problem = unmeasurable(MODES["eager"], record("saved.pt2"), {})
+    assert problem == "the source is a saved program, which has no eager model"
+
+
+def record(source: str) -> index.Entry:
+    return index.Entry(
+        name="e", parameters=(), variants=(), programs=(), source=index.Source(source, {}, {}), fills={}, on_miss={},
+        verify={},
+    )  # fmt: skip
 
 
 def sample(seconds: float, **more: Any) -> dict[str, Any]:
@@ -118,7 +126,13 @@ def sample(seconds: float, **more: Any) -> dict[str, Any]:
 def made(runs: Runs) -> dict[str, Any]:
     case = Case("8", "hot", "v", ((8,),))
     found: dict[str, Any] = report.make_report(
-        runs, [case], bundle={"name": "b", "version": "1", "digest": "d"}, entry="e", size_bytes=1, version="2"
+        runs,
+        [case],
+        modes=MODES,
+        bundle={"name": "b", "version": "1", "digest": "d"},
+        entry="e",
+        size_bytes=1,
+        version="2",
     )
     return found
 
@@ -147,13 +161,9 @@ def test_a_bundle_that_never_hit_or_imported_a_compiler_has_no_figure(
         def _child(self, do: str, caches: Path, **more: Any) -> Any:
             return {"bundle": None}
 
-    record = index.Entry(
-        name="e", parameters=(), variants=(), programs=(), source=index.Source("m:b", {}, {}), fills={}, on_miss={},
-        verify={},
-    )  # fmt: skip
     case = Case("8", "hot", "v", ((8,),))
     harness = Offline(
-        tmp_path, record, [case], device="cpu", folder=tmp_path, dtype="", steady=False, report=lambda line: None
+        tmp_path, record("m:b"), [case], device="cpu", folder=tmp_path, dtype="", steady=False, report=lambda line: None
     )
     runs = Runs(samples={"bundle": [sample(1.0, **changed)]})
     harness._check(tmp_path, runs, tmp_path / "reference.pt")

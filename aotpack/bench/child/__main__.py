@@ -19,6 +19,10 @@ JOBS = {
     "package": "fills:package",
     "aot": "fills:functions",
     "check": "answers:check",
+    "kernel": "kernel_sample:sample",
+    "kernel-inputs": "kernel_fills:inputs",
+    "triton": "kernel_fills:triton",
+    "kernel-check": "answers:check_kernel",
 }
 """Job -> the room and the function that does it."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from aotpack.bench.child.clock import Clock
 from aotpack.bench.child.flat import tensors_of
+from aotpack.bench.child.given import entry_of
 
 Json = Any
 
@@ -27,6 +28,27 @@ def check(job: Json, clock: Clock) -> Json:
             if (problem := difference(wanted[case], results[case], rtol=job["rtol"], atol=job["atol"]))
         ]
         found[name] = problems[0] if problems else None
+    return found
+
+
+def check_kernel(job: Json, clock: Clock) -> Json:
+    """The same of a kernel, by the bounds that its verification has."""
+    import torch
+
+    from aotpack.kernel_verify import differences
+
+    entry, wanted = entry_of(job), torch.load(job["reference"], weights_only=False)
+    found: dict[str, str | None] = {}
+    for mode, path in job["results"].items():
+        results = _results(path)
+        problems = [
+            f"{case}: {name}: {problem}"
+            for case, tensors in wanted.items()
+            for name, tensor in tensors.items()
+            for problem, _ in differences(results[case][name], tensor, entry)
+            if problem
+        ]
+        found[mode] = problems[0] if problems else None
     return found
 
 
