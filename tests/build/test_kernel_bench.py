@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import ctypes
 import pickle
+import sys
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from aotpack.bench.child import answers, device, given, kernel_sample
+from aotpack.bench.child import answers, device, given, kernel_sample, kernel_start
+from aotpack.bench.child.__main__ import JOBS
 from aotpack.bench.child.clock import Clock
 from aotpack.bench.child.flat import bytes_of
 from aotpack.bench.gate import parse_gate
-from aotpack.bench.harness import Runs
+from aotpack.bench.harness import Harness, Runs
 from aotpack.bench.kernel_cases import make_kernel_cases
 from aotpack.bench.modes import KERNEL_MODES, modes_of, unmeasurable
 from aotpack.bench.nvrtc_jobs import nvrtc_jobs
@@ -194,3 +197,65 @@ def test_nvrtc_is_told_what_the_manifest_says_and_compiles_one_instantiation() -
     assert wanted.encode() in made.data
     with pytest.raises(UsageError, match=r"sampler.yaml does not build sample/other"):
         nvrtc_jobs(ROOT / "manifests" / "sampler.yaml", SimpleNamespace(name="sample"), ["sample/other"])  # type: ignore[arg-type]
+
+
+def test_a_whole_run_compares_all_modes_on_the_same_inputs(
+    bundle: Path, driver: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Here(Harness):
+        """Jobs are done in this process, which has torch: what a hit of the bundle must not import."""
+
+        def _child(self, do: str, caches: Path, **more: Any) -> Any:
+            room, _, function = JOBS[do].partition(":")
+            work = {**self._job, "do": do, **more}
+            return getattr(import_module(f"aotpack.bench.child.{room}"), function)(work, Clock(time.monotonic()))
+
+    def arguments(record: Entry, variant: Any, case: dict[str, int], *, seed: int) -> dict[str, Any]:
+        x, y = torch.randn(2, case["n"], generator=torch.Generator().manual_seed(seed))
+        return {"x": x, "y": y, "o": torch.full_like(x, torch.nan), **case}
+
+    (tmp_path / "ref.py").write_text("def add(*, x, y, o, n):\n    return x + y\n")
+    monkeypatch.setattr("aotpack.kernel_verify.make_arguments", arguments)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    record = entry(bundle)
+    cases = make_kernel_cases(record, driver.machine(), "cuda")
+    harness = Here(
+        bundle, record, cases, device="cuda", folder=tmp_path, dtype="", steady=True, report=lambda line: None
+    )
+    runs = harness.run(["bundle", "ptx", "nvrtc-cold"], 2)
+    assert runs.reference == "ref:add"
+    assert runs.unmeasured == {
+        "nvrtc-cold": "a bundle does not say how its text is compiled; name the manifest with --manifest"
+    }
+    assert {name: len(samples) for name, samples in runs.samples.items()} == {"bundle": 2, "ptx": 2}
+    assert list(runs.wrong) == ["bundle"]
+    assert runs.wrong["bundle"].startswith("a hit imported torch")
+
+
+def test_triton_is_launched_as_the_variant_was_built(
+    tmp_path: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+class Kernel:
+    arg_names = ["x", "y", "o", "n", "BLOCK"]
+    def __getitem__(self, grid):
+        return lambda *args, **options: (grid, args, options)
+kernel = Kernel()
+"""
+    (tmp_path / "standing_in.py").write_text(text)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    axes = {"BLOCK": 32, "align": 16, "num_warps": 4, "num_stages": 3, "num_ctas": 1}
+    variant = kernel_variant("v", LEAVES, PARAMETERS, axes=axes, grid=["ceil_div(n, 32)"])
+    record = kernel_entry([variant], "Tensor Tensor Tensor int", writes=["o"])
+    record["source"]["text"] = "standing_in:kernel"
+    work = {
+        "bundle": str(write_kernels(tmp_path / "b", add=record)),
+        "entry": "add",
+        "device": "cpu",
+        "folder": str(tmp_path),
+    }
+    started = kernel_start.start({**work, "mode": "triton-cold"}, Clock(time.monotonic()))
+    x = started.put(bytes_of(torch.ones(65)))
+    assert torch.equal(x, torch.ones(65))
+    launch = started.bind({"like": "v"}, {"x": 1, "y": 2, "o": 3, "n": 65})
+    assert launch() == ((3, 1, 1), (1, 2, 3, 65, 32), {"num_warps": 4, "num_stages": 3, "num_ctas": 1})
