@@ -29,8 +29,9 @@ from aotpack_runtime.format import layout
 from aotpack_runtime.format.codec import no_duplicates
 from aotpack_runtime.format.fingerprint import canonical, digest
 from aotpack_runtime.format.index import Index, Variant
-from aotpack_runtime.format.index_json import FORMAT_VERSION, dump_variant, parse_variant
+from aotpack_runtime.format.index_json import FORMAT_VERSION
 from aotpack_runtime.format.sound import check_variant
+from aotpack_runtime.format.variant_json import dump_variant, parse_variant
 from aotpack_runtime.jit.flight import held
 from aotpack_runtime.machine import make_private
 
