@@ -73,13 +73,17 @@ def parse(data: bytes, member: str = layout.INDEX) -> Index:
 @contextlib.contextmanager
 def _collector_at_rest() -> Iterator[None]:
     """Thousands of variants are hundreds of thousands of objects, all of them kept: looking through them for garbage
-    again and again takes a third of the time."""
+    again and again takes a third of the time, and looking through them once at the end still a fifth: so they are
+    moved to the oldest generation as they are (unless somebody keeps frozen objects, which would move too)."""
     working = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if working:
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
@@ -118,9 +122,14 @@ def _parse(data: bytes, member: str) -> Index:
         made: Entry = at(f"entries.{name}", lambda record: parse_entry(name, record, variants), value)
         at(f"entries.{name}", check_parameters, made.parameters)
         at(f"entries.{name}.kernel", check_kernel, made)
+        checked: set[tuple[int, ...]] = set()
         for key, items in (("variants", made.variants), ("programs", made.programs)):
             for position, item in enumerate(items):
-                at(f"entries.{name}.{key}[{position}]", lambda variant: check_variant(variant, made.parameters), item)
+                at(
+                    f"entries.{name}.{key}[{position}]",
+                    lambda variant: check_variant(variant, made.parameters, checked),
+                    item,
+                )
         return made
 
     def whole(value: Json) -> Index:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ class Shared:
     def __init__(self, values: Json) -> None:
         self._values: list[Json] = list(values) if isinstance(values, list) else []
         self._read: dict[tuple[str, int], Any] = {}
+        self._once: dict[tuple[Callable[[Json], Any], bytes], Any] = {}
 
     def read(self, record: Json, name: str, parse_field: Callable[[Json], Any]) -> Any:
         """The field `name` of a variant's record, which holds the value or the number of its place."""
@@ -36,6 +38,14 @@ class Shared:
             if not 0 <= value < len(self._values):
                 raise ValueError(f"{name}: there is no shared value {value}, only {len(self._values)}")
             known = self._read[name, value] = parse_field(self._values[value])
+        return known
+
+    def once(self, value: Json, parse_value: Callable[[Json], Any]) -> Any:
+        """What `parse_value` makes of `value`, the same object for each value that is exactly equal."""
+        key = (parse_value, marshal.dumps(value, 2))  # of one value one text, in which true is not 1
+        known = self._once.get(key)
+        if known is None:
+            known = self._once[key] = parse_value(value)
         return known
 
 
@@ -75,19 +85,21 @@ def parse_variant(value: Json, shared: Shared | None = None) -> Variant:
         files={name: parse_file(file) for name, file in artifact["files"].items()},
     )
     ref.members()
+    is_kernel, guards = "launch" in value, value["guards"]
     return Variant(
         id=text(value["id"]),
         point=text(value["point"]),
         tier=value["tier"],
         target=shared.read(value, "target", _parse_target),
         artifact=ref,
-        guards=parse_guards(value["guards"]),
+        # Kernels of several architectures are launched alike; each variant of a model has sizes of its own.
+        guards=shared.once(guards, parse_guards) if is_kernel else parse_guards(guards),
         outputs=shared.read(value, "outputs", parse_outputs),
         weights=text(value["weights"]),
         constants=shared.read(value, "constants", _parse_constants),
         examples=tuple(_parse_example(item) for item in value["examples"]),
         axes=parse_axes(value["axes"]) if "axes" in value else {},
-        launch=parse_launch(value["launch"]) if "launch" in value else None,
+        launch=shared.once(value["launch"], parse_launch) if is_kernel else None,
         recipe=_parse_recipe(value["recipe"]) if "recipe" in value else None,
     )
 

@@ -238,7 +238,7 @@ def read_record(key: str, data: bytes) -> Compiled:
 
 def _check(made: Compiled, index: Index) -> None:
     """ValueError or KeyError when it is no variant of `index`: it takes its entry's arguments and its weights."""
-    check_variant(made.variant, index.entries[made.entry].parameters)
+    check_variant(made.variant, index.entries[made.entry].parameters, set())
     weights = index.weight_sets[made.variant.weights].weights if made.variant.constants else {}
     if missing := {weight for _, weight in made.variant.constants} - weights.keys():
         raise ValueError(f"needs the weight {min(missing)!r}")
