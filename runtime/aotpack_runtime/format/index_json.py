@@ -74,8 +74,11 @@ def parse(data: bytes, member: str = layout.INDEX) -> Index:
 def _collector_at_rest() -> Iterator[None]:
     """Thousands of variants are hundreds of thousands of objects, all of them kept: looking through them for garbage
     again and again takes a third of the time, and looking through them once at the end still a fifth: so they are
-    moved to the oldest generation as they are (unless somebody keeps frozen objects, which would move too)."""
+    moved to the oldest generation as they are (unless somebody keeps frozen objects, which would move too). What is
+    garbage before goes first, or it would move with them."""
     working = gc.isenabled()
+    if working:
+        gc.collect(1)
     gc.disable()
     try:
         yield
