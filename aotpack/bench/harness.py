@@ -163,6 +163,7 @@ class Harness:
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), "TRITON_CACHE_DIR": str(caches / "triton"),
             "CUDA_CACHE_PATH": str(caches / "cuda"), "AOTPACK_CACHE_DIR": str(caches / "aotpack"),
             "TMPDIR": str(caches / "tmp"), "AOTPACK_MODE": "", "HF_HUB_OFFLINE": "1",
+            "PYTHONDONTWRITEBYTECODE": "",
         }  # fmt: skip
         job = {**self._job, "do": do, **more}
         job["began"] = time.monotonic()

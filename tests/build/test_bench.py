@@ -233,3 +233,8 @@ def test_an_unknown_mode_or_entry_is_one_line(bundle: Path) -> None:
         run_bench(bundle, modes=["warp"])
     with pytest.raises(UnknownEntry, match="mlp"):
         run_bench(bundle, entry="nope")
+
+
+def test_the_tables_of_figures_are_what_the_files_of_results_say(repo: Path) -> None:
+    command = [sys.executable, "bench/contract_table.py", "--check"]
+    assert subprocess.run(command, cwd=repo, check=False).returncode == 0, "run bench/contract_table.py"
