@@ -34,6 +34,16 @@ def source_job(entry: EntryPlan, folder: Path) -> Job:
     )  # fmt: skip
 
 
+def warm_up_job(entry: EntryPlan) -> dict[str, Json]:
+    """What gets a worker ready to compile variants of the entry."""
+    level = cpu_level(entry.compile["cpu"]["march"], entry.compile["cpu"]["simd"])
+    return {
+        "kind": "aoti_warm", "variant": "warm-up",
+        "inductor": entry.compile["inductor"], "cpu": {"march": level.march, "simd_bits": level.simd_bits},
+        "device": entry.device,
+    }  # fmt: skip
+
+
 def compile_jobs(entry: EntryPlan, export: Json, folder: Path) -> list[Job]:
     """Compile each variant from what the export gave."""
     level = cpu_level(entry.compile["cpu"]["march"], entry.compile["cpu"]["simd"])

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MANIFESTS = ROOT / "manifests"
 POINTS = [(batch, seq) for batch in (1, 4, 8, 16) for seq in ((8, 64), (65, 128))] + [(None, (2, 256))]
 """Batch and the range of seq, as in manifests/minilm.yaml; a batch of None varies from 1 to 32."""
-PHASES = {"export": "source", "aoti": "compile", "verify": "verify"}
+PHASES = {"export": "source", "aoti_warm": "source", "aoti": "compile", "verify": "verify"}
 TICKS = os.sysconf("SC_CLK_TCK")
 
 

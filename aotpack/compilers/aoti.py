@@ -93,6 +93,16 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     }
 
 
+def warm_up(job: Mapping[str, Json], store: Store) -> Json:
+    """Compile next to nothing with the options of a job for the CPU: what comes after finds its imports made, and the
+    headers precompiled for these options."""
+    if job["device"] == "cpu":
+        tiny = torch.export.export(torch.nn.Softmax(-1), (torch.zeros(2, 8),))
+        with build_folder(store, f"warm-up-{os.getpid()}") as folder, torch.no_grad():
+            package(tiny, job["variant"], job["inductor"], job["cpu"], folder)
+    return {}
+
+
 # -------------------------------------------------------------------------------------------------- the program
 
 

@@ -238,3 +238,25 @@ def test_an_unknown_mode_or_entry_is_one_line(bundle: Path) -> None:
 def test_the_tables_of_figures_are_what_the_files_of_results_say(repo: Path) -> None:
     command = [sys.executable, "bench/contract_table.py", "--check"]
     assert subprocess.run(command, cwd=repo, check=False).returncode == 0, "run bench/contract_table.py"
+
+
+def test_steady_calls_are_compared_with_the_compilers_over_processes() -> None:
+    def steady(*seconds: float) -> list[dict[str, Any]]:
+        return [{**sample(1.0), "calls": [{"case": "8", "kind": "hot", "steady_s": one, "first_s": 1.0,
+                                           "second_s": 1.0, "rss_bytes": 1, "heavy": []}]} for one in seconds]  # fmt: skip
+
+    runs = Runs(
+        samples={"bundle": steady(0.9, 1.0, 1.1), "compile-cold": steady(1.9, 2.0, 2.1), "eager": steady(4, 4, 4)}
+    )
+    found = made(runs)["steady"]
+    assert (found["against"], found["of"]) == ("compile-cold", "steady_s")
+    ratios = found["cases"][0]["ratios"]
+    assert (ratios["bundle"]["median"], ratios["eager"]["median"]) == (0.5, 2.0)
+    assert 0.9 / 2.1 <= ratios["bundle"]["low"] < 0.5 < ratios["bundle"]["high"] <= 1.1 / 1.9
+    assert parse_gate("steady_ratio>1.02").broken(made(runs), None) is None
+    assert "steady call, x compile-cold:" in report.table(made(runs)).splitlines()
+    assert made(Runs(samples={"bundle": steady(1.0)}))["steady"] is None
+    with pytest.raises(UsageError, match="this run did not measure steady_ratio"):
+        parse_gate("steady_ratio>1.02").broken(made(Runs(samples={"bundle": steady(1.0)})), None)
+    wrong = made(Runs(samples=runs.samples, wrong={"compile-cold": "8: differs"}))
+    assert wrong["steady"] is None
