@@ -34,14 +34,8 @@ def source_job(entry: EntryPlan, folder: Path) -> Job:
     )  # fmt: skip
 
 
-def warm_up_job(entry: EntryPlan) -> dict[str, Json]:
-    """What gets a worker ready to compile variants of the entry."""
-    level = cpu_level(entry.compile["cpu"]["march"], entry.compile["cpu"]["simd"])
-    return {
-        "kind": "aoti_warm", "variant": "warm-up",
-        "inductor": entry.compile["inductor"], "cpu": {"march": level.march, "simd_bits": level.simd_bits},
-        "device": entry.device,
-    }  # fmt: skip
+WARM_UP: dict[str, Json] = {"kind": "aoti_warm", "variant": "warm-up"}
+"""What gets a worker ready to compile."""
 
 
 def compile_jobs(entry: EntryPlan, export: Json, folder: Path) -> list[Job]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from aotpack_runtime.errors import MalformedBundle, UnsupportedFormat
@@ -125,7 +125,7 @@ def _parse(data: bytes, member: str) -> Index:
         made: Entry = at(f"entries.{name}", lambda record: parse_entry(name, record, variants), value)
         at(f"entries.{name}", check_parameters, made.parameters)
         at(f"entries.{name}.kernel", check_kernel, made)
-        checked: set[tuple[int, ...]] = set()
+        checked: set[Hashable] = set()
         for key, items in (("variants", made.variants), ("programs", made.programs)):
             for position, item in enumerate(items):
                 at(

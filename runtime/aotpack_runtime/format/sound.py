@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 from aotpack_runtime.format import layout
@@ -50,15 +50,20 @@ def check_parameters(parameters: Sequence[Parameter]) -> None:
             raise ValueError(f"the default of {each.name!r} cannot be rebuilt")
 
 
-def check_variant(variant: Variant, parameters: Sequence[Parameter], checked: set[tuple[int, ...]]) -> None:
+def check_variant(variant: Variant, parameters: Sequence[Parameter], checked: set[Hashable]) -> None:
     """Guards are of these parameters, and name only sizes that calls have; so do outputs and examples.
 
-    `checked` are the parts that variants of this entry share and that were found good, by their ids.
+    `checked` is what variants of this entry have in common and was found good: parts by their ids, which live as long
+    as the entry is checked, and the form of guards without their numbers.
     """
     guards = variant.guards
     parts = (id(guards), id(variant.outputs), id(variant.launch))
     if parts not in checked:
-        _check_parts(variant, parameters)
+        form = (guards.trees, tuple(map(_form, guards.leaves)), id(variant.outputs))
+        if form not in checked:
+            _check_form(variant, parameters)
+            checked.add(form)
+        _check_relations(variant)
         checked.add(parts)
     if variant.launch is not None:
         if len(variant.artifact.files) != 1 or variant.artifact.kind not in layout.KERNELS:
@@ -74,8 +79,13 @@ def check_variant(variant: Variant, parameters: Sequence[Parameter], checked: se
             raise ValueError(f"the example {list(example)} is not of its guards")
 
 
-def _check_parts(variant: Variant, parameters: Sequence[Parameter]) -> None:
-    """Guards, outputs and launch agree with the parameters and with each other."""
+def _form(guard: LeafGuard) -> Hashable:
+    """What of a guard is looked at where its sizes are only named."""
+    return guard.path, len(guard.dims) if isinstance(guard, TensorGuard) else type(guard)
+
+
+def _check_form(variant: Variant, parameters: Sequence[Parameter]) -> None:
+    """Guards are of the parameters, and outputs can be put together from results and from the sizes that calls have."""
     guards, outputs = variant.guards, variant.outputs
     if len(guards.trees) != len(parameters):
         raise ValueError(f"{len(guards.trees)} trees for {len(parameters)} parameters")
@@ -85,18 +95,28 @@ def _check_parts(variant: Variant, parameters: Sequence[Parameter]) -> None:
     if places != [guard.path for guard in guards.leaves]:
         raise ValueError(f"guards are of {[guard.path for guard in guards.leaves]}, the parameters have {places}")
     sizes = _sizes(guards.leaves)
-    for guard in guards.leaves:
-        if isinstance(guard, TensorGuard):
-            _check_layout(guard, sizes)
-    _check_names(guards.where, sizes)
     if _has_class(outputs.tree) or _leaf_count(outputs.tree) != len(outputs.leaves):
         raise ValueError("outputs cannot be put together")
     for leaf in outputs.leaves:
         _check_output(leaf, guards.leaves, sizes)
+
+
+def _check_relations(variant: Variant) -> None:
+    """Layouts and relations name the sizes that calls have, and a launch passes what the guards let in."""
+    guards = variant.guards
+    sizes = _sizes(guards.leaves) if guards.where or not all(map(_is_plain, guards.leaves)) else ()
+    for guard in guards.leaves:
+        if isinstance(guard, TensorGuard):
+            _check_layout(guard, sizes)
+    _check_names(guards.where, sizes)
     if variant.launch is not None:
         check_launch(variant.launch, guards.leaves)
         if any(tree != LEAF for tree in guards.trees):
             raise ValueError("a kernel takes no containers")
+
+
+def _is_plain(guard: LeafGuard) -> bool:
+    return not isinstance(guard, TensorGuard) or isinstance(guard.layout, str)
 
 
 def _check_recipe(variant: Variant, recipe: Recipe, sizes: Collection[str]) -> None:
