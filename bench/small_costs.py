@@ -24,7 +24,8 @@ from aotpack.bench.report import machine
 from aotpack_runtime.format import index_json, layout
 
 PAIRS = 15
-REPORT = "; import resource as r; print(r.getrusage(r.RUSAGE_SELF).ru_maxrss)"
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+REPORT = "; print(open('/proc/self/statm').read().split()[1])"
 
 
 def main() -> None:
@@ -34,7 +35,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     report = {
-        "import": imported("import aotpack_runtime; aotpack_runtime.load"),
+        "import": imported("import aotpack_runtime"),
+        "import_load": imported("import aotpack_runtime; aotpack_runtime.load"),
         "disk": disk(options.bundle),
         "rebuild": rebuilt(options.manifest),
         "machine": machine(),
@@ -50,14 +52,14 @@ def imported(code: str) -> dict[str, float]:
     def run(code: str) -> tuple[float, int]:
         process = subprocess.Popen([sys.executable, "-c", code + REPORT], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        kilobytes = int(process.stdout.read())
+        pages = int(process.stdout.read())
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-        return 1e3 * (used.ru_utime + used.ru_stime), kilobytes
+        return 1e3 * (used.ru_utime + used.ru_stime), pages
 
     pairs = [(run("pass"), run(code)) for _ in range(PAIRS)]
     bare, with_it = (tuple(map(min, zip(*runs, strict=True))) for runs in zip(*pairs, strict=True))
-    return {"ms": round(with_it[0] - bare[0], 1), "mb": round((with_it[1] - bare[1]) / 1e3, 1)}
+    return {"ms": round(with_it[0] - bare[0], 1), "mb": round((with_it[1] - bare[1]) * PAGE_BYTES / 1e6, 1)}
 
 
 def disk(bundle: Path) -> dict[str, Any]:
