@@ -18,7 +18,7 @@ from typing import Any
 from aotpack import kernel_jobs, torch_jobs
 from aotpack.assembly import make_index
 from aotpack.compilers.toolchain import cpu_level, gpu_tools, missing_for_gpu, toolchain
-from aotpack.jobs import Reporter, Result, Runner
+from aotpack.jobs import Job, Reporter, Result, Runner
 from aotpack.kernel_assembly import tuning_table
 from aotpack.kernel_plan import KernelPlan
 from aotpack.manifest_model import Manifest
@@ -186,8 +186,17 @@ class _Builder:
         jobs = {
             number: _jobs_of(entry).source_job(entry, self.folder) for number, entry in enumerate(self.plan.entries)
         }
+        self._warm_up(jobs, workers)
         records = self.runner.run(list({job.name: job for job in jobs.values()}.values()), workers, "source")
         return {number: self._with_text(records[job.name]) for number, job in jobs.items() if job.name in records}
+
+    def _warm_up(self, jobs: Mapping[int, Job], workers: Workers) -> None:
+        """Before a model is exported anew, let the workers that have nothing to export get ready to compile."""
+        new = {job.name: self.plan.entries[number] for number, job in jobs.items() if not self.runner.find(job)[0]}
+        exported = [entry for entry in new.values() if isinstance(entry, EntryPlan)]
+        if exported:
+            most = sum(len(entry.variants) for entry in exported)
+            workers.warm_up(torch_jobs.WARM_UP, busy=len(new), most=most)
 
     def _with_text(self, record: Json) -> Json:
         """A record of a kernel's source with its text as a file of the store."""

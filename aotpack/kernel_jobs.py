@@ -112,22 +112,33 @@ def _nvrtc_job(
     entry: KernelPlan, record: NvrtcEntry, source: Json, folder: Path, arch: str, variants: list[KernelVariant]
 ) -> Job:
     name = job_name(entry, variants[0])
-    where: Mapping[str, str] = {"ptx" if arch.startswith("compute_") else "arch": arch}
-    wanted = {
-        "expressions": sorted({variant.expression for variant in variants}),
-        "options": list(record.options or ()),
-        "include_dirs": list(record.include_dirs),
-        "headers": dict(record.headers),
-        **where,
-    }
+    payload = nvrtc_payload(entry, record, folder, arch, variants, name)
+    wanted = {key: value for key, value in payload.items() if key not in ("entry", "variant", "folder", "source")}
     return Job(
         kind="nvrtc",
         name=name,
         target=entry.target,
         parts={**wanted, "source": source["digest"], "toolchain": _toolchain("nvrtc")},
-        payload={**wanted, "entry": entry.entry, "variant": name, "folder": str(folder), "source": record.source},
+        payload=payload,
         variants=tuple(variant.id for variant in variants),
     )
+
+
+def nvrtc_payload(
+    entry: KernelPlan, record: NvrtcEntry, folder: Path, arch: str, variants: Sequence[KernelVariant], name: str
+) -> dict[str, Json]:
+    """What NVRTC is told to compile: the instantiations of `variants`, in one program."""
+    return {
+        "expressions": sorted({variant.expression for variant in variants}),
+        "options": list(record.options or ()),
+        "include_dirs": list(record.include_dirs),
+        "headers": dict(record.headers),
+        "ptx" if arch.startswith("compute_") else "arch": arch,
+        "entry": entry.entry,
+        "variant": name,
+        "folder": str(folder),
+        "source": record.source,
+    }
 
 
 def _toolchain(kind: str) -> dict[str, Json]:

@@ -37,7 +37,7 @@ def verify_kernel(entry: KernelEntry, variant_id: str, folder: Path) -> tuple[in
     against = record.verify.get("against")
     if not against:
         raise CompileError(variant_id, "the manifest gives no `verify.against` to compare it with")
-    reference = _reference(str(against), folder)
+    reference = reference_of(str(against), folder)
     variant = next(variant for variant in record.variants if variant.id == variant_id)
     worst, cases = 0.0, 0
     for seed, case in enumerate(record.verify["cases"]):
@@ -114,7 +114,8 @@ def _placed(tensor: torch.Tensor, *, shift: bool) -> torch.Tensor:
     return memory[start : start + tensor.numel()].view(tensor.shape).copy_(tensor)
 
 
-def _reference(name: str, folder: Path) -> Any:
+def reference_of(name: str, folder: Path) -> Any:
+    """The function that `name` is, looked up in `folder` first; CompileError says why there is none."""
     import sys
 
     if str(folder) not in sys.path:
@@ -133,18 +134,13 @@ def _compare(
     record: Entry, variant: Variant, after: Values, before: Values, reference: Any, case: Mapping[str, Any]
 ) -> float:
     """The largest relative norm of what was written; CompileError when it is too large, or an input was changed."""
-    assert record.kernel is not None
-    writes = record.kernel.writes
-    wanted = reference(**{name: _widened(value) for name, value in before.items()})
-    wanted = (wanted,) if isinstance(wanted, torch.Tensor) else tuple(wanted)
-    if len(wanted) != len(writes):
-        raise CompileError(variant.id, f"the reference returns {len(wanted)} tensors for {', '.join(writes)}")
+    wanted = expected_of(record, variant.id, reference, before)
     for name, value in after.items():
-        if name not in writes and isinstance(value, torch.Tensor) and not _same_bytes(value, before[name]):
+        if name not in wanted and isinstance(value, torch.Tensor) and not _same_bytes(value, before[name]):
             raise CompileError(variant.id, f"{name} was written at {dict(case)}, and is not in `writes`")
     worst = 0.0
-    for name, expected in zip(writes, wanted, strict=True):
-        for problem, norm in _differences(after[name], expected.to(after[name].device), record):
+    for name, expected in wanted.items():
+        for problem, norm in differences(after[name], expected.to(after[name].device), record):
             if problem:
                 raise CompileError(
                     variant.id, f"{name} disagrees with {record.verify['against']} at {dict(case)}: {problem}"
@@ -153,7 +149,19 @@ def _compare(
     return worst
 
 
-def _differences(found: torch.Tensor, wanted: torch.Tensor, record: Entry) -> Iterator[tuple[str, float]]:
+def expected_of(record: Entry, variant_id: str, reference: Any, values: Values) -> dict[str, torch.Tensor]:
+    """What each tensor that the kernel writes must hold after a call with `values`, as the reference says."""
+    assert record.kernel is not None
+    writes = record.kernel.writes
+    wanted = reference(**{name: _widened(value) for name, value in values.items()})
+    wanted = (wanted,) if isinstance(wanted, torch.Tensor) else tuple(wanted)
+    if len(wanted) != len(writes):
+        raise CompileError(variant_id, f"the reference returns {len(wanted)} tensors for {', '.join(writes)}")
+    return dict(zip(writes, wanted, strict=True))
+
+
+def differences(found: torch.Tensor, wanted: torch.Tensor, record: Entry) -> Iterator[tuple[str, float]]:
+    """One pair of (what is wrong with `found`, "" for nothing; its relative norm)."""
     if found.shape != wanted.shape:
         yield f"its shape is {list(found.shape)}, the reference gives {list(wanted.shape)}", 0.0
     elif not found.dtype.is_floating_point:

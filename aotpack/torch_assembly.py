@@ -10,6 +10,7 @@ from aotpack.manifest_model import TorchExportEntry
 from aotpack.plan import EntryPlan, VariantPlan
 from aotpack_runtime.errors import CompileError
 from aotpack_runtime.format.codec import parse_guards, parse_outputs
+from aotpack_runtime.format.entry_json import parse_parameter
 from aotpack_runtime.format.fingerprint import fingerprint
 from aotpack_runtime.format.index import (
     ArtifactRef,
@@ -22,7 +23,6 @@ from aotpack_runtime.format.index import (
     WeightRef,
     WeightSet,
 )
-from aotpack_runtime.format.index_json import parse_parameter
 from aotpack_runtime.format.output import Result
 from aotpack_runtime.format.target import Target, version
 

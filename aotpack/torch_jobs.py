@@ -34,6 +34,10 @@ def source_job(entry: EntryPlan, folder: Path) -> Job:
     )  # fmt: skip
 
 
+WARM_UP: dict[str, Json] = {"kind": "aoti_warm", "variant": "warm-up"}
+"""What gets a worker ready to compile."""
+
+
 def compile_jobs(entry: EntryPlan, export: Json, folder: Path) -> list[Job]:
     """Compile each variant from what the export gave."""
     level = cpu_level(entry.compile["cpu"]["march"], entry.compile["cpu"]["simd"])

@@ -25,6 +25,7 @@ from aotpack_runtime.store import Store
 JOBS = {
     "export": "aotpack.compilers.exported:compile",
     "aoti": "aotpack.compilers.aoti:compile",
+    "aoti_warm": "aotpack.compilers.aoti:warm_up",
     "triton_source": "aotpack.compilers.triton_source:describe",
     "triton": "aotpack.compilers.triton:compile",
     "nvrtc_source": "aotpack.compilers.nvrtc_source:describe",

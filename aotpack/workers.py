@@ -30,7 +30,7 @@ class Workers:
     """
 
     def __init__(self, store: Store, count: int) -> None:
-        self._store, self._pool = store, ThreadPoolExecutor(count)
+        self._store, self._pool, self._count = store, ThreadPoolExecutor(count), count
         self._local = threading.local()
         self._all: list[_Process] = []
         self._lock = threading.Lock()
@@ -41,15 +41,25 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._stop()
+        # Of a build that went well only a warm-up may still be running, and nobody waits for it.
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._stop()
         self._pool.shutdown()
         self._stop()
 
     def submit(self, job: Mapping[str, Json], *, fresh: bool = False) -> Future[Json]:
         """Run `job`; `fresh` in a process that has run nothing else."""
         return self._pool.submit(self._run, job, fresh=fresh)
+
+    def warm_up(self, job: Mapping[str, Json], *, busy: int, most: int) -> None:
+        """Let workers that the next `busy` jobs leave idle, `most` of them, do `job`, which gets them ready for others.
+        What fails in it is left for those to say."""
+        for _ in range(min(self._count - busy, most)):
+            self._pool.submit(self._warm, job)
+
+    def _warm(self, job: Mapping[str, Json]) -> None:
+        with contextlib.suppress(AotpackError):
+            self._run(job, fresh=False)
 
     def _run(self, job: Mapping[str, Json], *, fresh: bool) -> Json:
         process = None if fresh else getattr(self._local, "process", None)

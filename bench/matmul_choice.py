@@ -41,9 +41,9 @@ def main() -> None:
     options = parser.parse_args()
     import torch
     import triton
-    from kernel_start import machine
 
     import aotpack_runtime as apr
+    from aotpack.bench.report import machine
     from kernels.matmul import matmul_kernel
 
     configs = [triton.Config(dict(kwargs), num_warps=warps, num_stages=stages) for kwargs, warps, stages in CONFIGS]

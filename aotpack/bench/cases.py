@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from aotpack_runtime.dispatch import Dispatcher, Hit
@@ -19,12 +19,14 @@ MOST_CASES = 4
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One call: the variant or program whose guards say what its arguments are, and the sizes of this call."""
+    """One call: the variant or program whose guards say what its arguments are, and the sizes of this call; of a
+    kernel, its numbers by name."""
 
     name: str
     kind: Literal["hot", "unseen"]
     like: str
-    example: Example
+    example: Example = ()
+    numbers: Mapping[str, Json] = field(default_factory=dict)
 
     def record(self) -> Json:
         return {
@@ -32,6 +34,7 @@ class Case:
             "kind": self.kind,
             "like": self.like,
             "example": [_json(one) for one in self.example],
+            "numbers": dict(self.numbers),
         }
 
 

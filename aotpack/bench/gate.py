@@ -17,10 +17,12 @@ METRICS: dict[str, Callable[[Json], float]] = {
     "first_call": lambda report: report["modes"]["bundle"]["phases_s"]["first_call"],
     "load": lambda report: report["modes"]["bundle"]["phases_s"]["load"],
     "steady": lambda report: report["modes"]["bundle"]["calls"][0]["steady_s"]["median"],
+    "steady_ratio": lambda report: report["steady"]["cases"][0]["ratios"]["bundle"]["median"],
+    "launch": lambda report: report["modes"]["bundle"]["calls"][0]["launch_s"]["median"],
     "peak_rss": lambda report: report["modes"]["bundle"]["peak_rss_bytes"],
     "bytes": lambda report: report["bundle"]["bytes"],
 }
-"""Figures of the bundle; seconds and bytes."""
+"""Figures of the bundle: seconds, bytes, and its steady call over the JIT compiler's in the same run."""
 
 _FORM = re.compile(r"(?P<metric>\w+)\s*(?P<sign>>=|>|<=|<)\s*(?P<limit>\d+(\.\d+)?)(?P<times>x?)")
 _SIGNS: dict[str, Callable[[float, float], bool]] = {
@@ -40,7 +42,10 @@ class Gate:
 
     def broken(self, report: Json, baseline: Json | None) -> str | None:
         """What broke the gate in one line, None when it holds."""
-        found = METRICS[self.metric](report)
+        try:
+            found = METRICS[self.metric](report)
+        except (KeyError, IndexError, TypeError):
+            raise UsageError(f"--fail-if {self.text!r}: this run did not measure {self.metric}") from None
         limit = self.limit
         if self.relative:
             if baseline is None:

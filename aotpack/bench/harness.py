@@ -13,18 +13,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aotpack.bench.cases import Case
-from aotpack.bench.modes import MODES, Mode, unmeasurable
+from aotpack.bench.modes import Mode, modes_of, unmeasurable
 from aotpack_runtime.errors import CompileError
 from aotpack_runtime.format.index import Entry
 
 Json = Any
-CHILD = Path(__file__).with_name("child.py")
+CHILD = Path(__file__).with_name("child") / "__main__.py"
 LIMIT_S = 1800
 """Of one process. Compiling a large model for four shapes takes minutes."""
 
@@ -53,9 +53,12 @@ class Harness:
         dtype: str,
         steady: bool,
         report: Callable[[str], None],
+        settings: Mapping[str, Json] = {},
     ) -> None:
-        self._entry, self._cases, self._report = entry, cases, report
+        self._entry, self._cases, self._report, self._settings = entry, cases, report, settings
+        self._modes = modes_of(entry)
         self._job = {
+            **settings,
             "bundle": str(bundle.absolute()), "entry": entry.name, "folder": str(folder.absolute()), "dtype": dtype,
             "device": device,
             "cases": [case.record() for case in cases], "steady": steady,
@@ -68,7 +71,7 @@ class Harness:
         with tempfile.TemporaryDirectory(prefix="aotpack-bench-") as name:
             root = Path(name)
             reference = self._reference(root, runs)
-            ready = [mode for mode in map(MODES.__getitem__, modes) if self._prepare(mode, root, runs)]
+            ready = [mode for mode in map(self._modes.__getitem__, modes) if self._prepare(mode, root, runs)]
             for number in range(samples):
                 for mode in ready:
                     if mode.name not in runs.unmeasured:
@@ -78,8 +81,13 @@ class Harness:
         return runs
 
     def _reference(self, root: Path, runs: Runs) -> Path:
-        """Results to compare with: of eager, else of the bundle's own program."""
+        """Results to compare with: of eager, else of the bundle's own program; of a kernel, those of its reference in
+        torch, on inputs that all modes are given."""
         results = root / "reference.pt"
+        if self._entry.kernel is not None:
+            runs.reference = str(self._entry.verify["against"])
+            self._child("kernel-inputs", root / "caches", reference=str(results), **self._files(root))
+            return results
         for mode in ("eager", "program"):
             try:
                 self._child("sample", root / f"caches-{mode}", mode=mode, results=str(results), steady=False)
@@ -93,12 +101,12 @@ class Harness:
 
     def _prepare(self, mode: Mode, root: Path, runs: Runs) -> bool:
         """Run what fills the caches or makes the files of a mode, once."""
-        reason = unmeasurable(mode, source=self._entry.source.text)
+        reason = unmeasurable(mode, self._entry, self._settings)
         filled = root / f"filled-{mode.fill}"
         if reason is None and mode.fill and not filled.exists():
             self._report(f"{mode.name}: preparing")
             try:
-                self._child(mode.fill, filled, mode=_FILLS.get(mode.fill, mode.name), **self._files(root))
+                self._child(mode.fill, filled, mode=mode.filled_by or mode.name, **self._files(root))
             except CompileError as error:
                 reason = error.problem
         if reason is not None:
@@ -112,7 +120,7 @@ class Harness:
             shutil.copytree(root / f"filled-{mode.fill}", caches)
         results = root / f"{mode.name}.pt"
         try:
-            sample = self._child("sample", caches, mode=mode.name, results=str(results), **self._files(root))
+            sample = self._child(mode.do, caches, mode=mode.name, results=str(results), **self._files(root))
         except CompileError as error:
             runs.unmeasured[mode.name] = error.problem
             runs.samples.pop(mode.name, None)
@@ -126,10 +134,11 @@ class Harness:
         if files:
             settings = self._entry.verify
             tolerance = {"rtol": settings.get("rtol"), "atol": settings.get("atol")}
-            found = self._child("check", root / "caches", reference=str(reference), results=files, **tolerance)
+            do = "check" if self._entry.kernel is None else "kernel-check"
+            found = self._child(do, root / "caches", reference=str(reference), results=files, **tolerance)
             runs.wrong.update({name: problem for name, problem in found.items() if problem})
         hot = sum(case.kind == "hot" for case in self._cases)
-        for name in ("bundle", "bundle-arrays"):
+        for name in ("bundle", "bundle-arrays", "bundle-torch"):
             for sample in runs.samples.get(name, ()):
                 if sample["hits"] < 2 * hot:
                     runs.wrong[name] = f"hit {sample['hits']} times in {2 * hot} calls of hot shapes or more"
@@ -148,11 +157,13 @@ class Harness:
     def _child(self, do: str, caches: Path, **more: Json) -> Json:
         """What one process printed; CompileError with the end of what it said when it failed."""
         (caches / "tmp").mkdir(parents=True, exist_ok=True)
+        mode = self._modes.get(more.get("mode", ""))
         environment = {
-            **os.environ,
+            **os.environ, **(mode.environment if mode else {}),
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), "TRITON_CACHE_DIR": str(caches / "triton"),
             "CUDA_CACHE_PATH": str(caches / "cuda"), "AOTPACK_CACHE_DIR": str(caches / "aotpack"),
             "TMPDIR": str(caches / "tmp"), "AOTPACK_MODE": "", "HF_HUB_OFFLINE": "1",
+            "PYTHONDONTWRITEBYTECODE": "",
         }  # fmt: skip
         job = {**self._job, "do": do, **more}
         job["began"] = time.monotonic()
@@ -170,7 +181,3 @@ class Harness:
             last = [line for line in said.splitlines() if line.strip()][-1:] or [f"exit status {process.returncode}"]
             raise CompileError(self._entry.name, last[0].strip()[:300], log=said[-4000:])
         return json.loads(out.splitlines()[-1])
-
-
-_FILLS = {"artifacts": "compile-cold", "package": "package-cold", "aot": "aot-compile"}
-"""What a filling process starts as."""

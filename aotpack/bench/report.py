@@ -14,8 +14,9 @@ from typing import Any
 
 from aotpack.bench.cases import Case
 from aotpack.bench.harness import Runs
-from aotpack.bench.modes import MODES
+from aotpack.bench.modes import Mode
 from aotpack.bench.stats import calls_to_pay, estimate
+from aotpack.bench.steady import compare_steady, duration, steady_table
 from aotpack_runtime.machine import this_machine
 
 Json = Any
@@ -24,16 +25,23 @@ _PACKAGES = ("aotpack", "aotpack-runtime", "torch", "triton", "numpy", "transfor
 
 
 def make_report(
-    runs: Runs, cases: Sequence[Case], *, bundle: Mapping[str, Json], entry: str, size_bytes: int, version: str
+    runs: Runs,
+    cases: Sequence[Case],
+    *,
+    modes: Mapping[str, Mode],
+    bundle: Mapping[str, Json],
+    entry: str,
+    size_bytes: int,
+    version: str,
 ) -> Json:
     """The whole document; a mode that answered wrong, or was not measured, has a reason in the place of figures."""
-    modes: dict[str, Json] = {}
+    found: dict[str, Json] = {}
     for name, samples in runs.samples.items():
         if name in runs.wrong:
-            modes[name] = {"what": MODES[name].what, "wrong": runs.wrong[name]}
+            found[name] = {"what": modes[name].what, "wrong": runs.wrong[name]}
             continue
-        modes[name] = {
-            "what": MODES[name].what,
+        found[name] = {
+            "what": modes[name].what,
             "first_output_s": asdict(estimate([sample["first_output_s"] for sample in samples])),
             "phases_s": _medians([sample["phases_s"] for sample in samples]),
             "calls": _calls(samples),
@@ -46,7 +54,7 @@ def make_report(
             "samples_s": [sample["first_output_s"] for sample in samples],
         }
     for name, reason in runs.unmeasured.items():
-        modes[name] = {"what": MODES[name].what if name in MODES else "", "unmeasured": reason}
+        found[name] = {"what": modes[name].what if name in modes else "", "unmeasured": reason}
     return {
         "schema": SCHEMA,
         "ok": not runs.wrong and "bundle" not in runs.unmeasured,
@@ -58,8 +66,9 @@ def make_report(
         "entry": entry,
         "reference": runs.reference,
         "cases": [{"name": case.name, "kind": case.kind} for case in cases],
-        "modes": modes,
-        "break_even": _break_even(modes, cases),
+        "modes": found,
+        "steady": compare_steady({name: runs.samples[name] for name in runs.samples if name not in runs.wrong}),
+        "break_even": _break_even(found, cases),
     }
 
 
@@ -87,10 +96,10 @@ def table(report: Json) -> str:
         found = mode["first_output_s"]
         firsts = {call["case"]: call["first_s"]["median"] for call in mode["calls"]}
         rows.append([
-            name, _seconds(found["median"]), f"{_seconds(found['low'])} .. {_seconds(found['high'])}",
+            name, duration(found["median"]), f"{duration(found['low'])} .. {duration(found['high'])}",
             f"{found['median'] / base:.2f}" if base else "-",
-            _seconds(mode["phases_s"]["import_torch"]) if "import_torch" in mode["phases_s"] else "-",
-            *[_seconds(firsts[case]) if case in firsts else "-" for case in names[1:]],
+            duration(mode["phases_s"]["import_torch"]) if "import_torch" in mode["phases_s"] else "-",
+            *[duration(firsts[case]) if case in firsts else "-" for case in names[1:]],
             f"{mode['peak_rss_bytes'] / 1e6:.0f}", str(mode["compiles"]),
         ])  # fmt: skip
     widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
@@ -102,7 +111,7 @@ def table(report: Json) -> str:
         if names[1:]
         else ""
     )
-    return "\n".join([*lines, *([first] if first else []), *notes, *pays])
+    return "\n".join([*lines, *([first] if first else []), *steady_table(report), *notes, *pays])
 
 
 def _calls(samples: Sequence[Json]) -> list[Json]:
@@ -110,8 +119,8 @@ def _calls(samples: Sequence[Json]) -> list[Json]:
     for place, call in enumerate(samples[0]["calls"]):
         seconds = {
             name: asdict(estimate([sample["calls"][place][name] for sample in samples]))
-            for name in ("first_s", "second_s", "steady_s")
-            if call[name] is not None
+            for name in ("first_s", "second_s", "steady_s", "launch_s")
+            if call.get(name) is not None
         }
         found.append({"case": call["case"], "kind": call["kind"], **seconds})
     return found
@@ -157,10 +166,6 @@ def _first_rss(samples: Sequence[Json]) -> float | None:
 
 def _medians(phases: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: median(each[name] for each in phases) for name in phases[0]}
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.1f} ms"
 
 
 def machine() -> Json:

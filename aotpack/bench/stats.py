@@ -28,10 +28,28 @@ def estimate(samples: Sequence[float]) -> Estimate:
         return Estimate(median(samples), min(samples), max(samples), len(samples))
     draw = random.Random(0)  # noqa: S311 - statistics, no secret
     medians = sorted(median(draw.choices(samples, k=len(samples))) for _ in range(RESAMPLES))
-    tail = (1 - CONFIDENCE) / 2
-    return Estimate(
-        median(samples), medians[int(tail * RESAMPLES)], medians[int((1 - tail) * RESAMPLES) - 1], len(samples)
+    low, high = _tails(medians)
+    return Estimate(median(samples), low, high, len(samples))
+
+
+def ratio(samples: Sequence[float], of: Sequence[float]) -> Estimate:
+    """The median of `samples` over the median of `of`; the two are drawn apart, as their processes were."""
+    found = median(samples) / median(of)
+    least = min(len(samples), len(of))
+    if least < 3:
+        return Estimate(found, min(samples) / max(of), max(samples) / min(of), least)
+    draw = random.Random(0)  # noqa: S311 - statistics, no secret
+    ratios = sorted(
+        median(draw.choices(samples, k=len(samples))) / median(draw.choices(of, k=len(of))) for _ in range(RESAMPLES)
     )
+    low, high = _tails(ratios)
+    return Estimate(found, low, high, least)
+
+
+def _tails(resampled: Sequence[float]) -> tuple[float, float]:
+    """The ends of what is left of sorted values when the tails are cut off."""
+    tail = (1 - CONFIDENCE) / 2
+    return resampled[int(tail * RESAMPLES)], resampled[int((1 - tail) * RESAMPLES) - 1]
 
 
 def calls_to_pay(compile_s: float, generic_s: float, specialised_s: float) -> float | None:

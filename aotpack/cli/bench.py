@@ -18,11 +18,17 @@ Json = Any
 def command(
     bundle: Path = typer.Argument(help="A bundle folder or archive."),
     entry: str | None = typer.Option(None, "--entry", help="The entry to time. Default: the only one."),
-    device: str = typer.Option("cpu", "--device", help="cpu, cuda or cuda:N."),
+    device: str | None = typer.Option(None, "--device", help="cpu, cuda or cuda:N. Default: cpu, for kernels cuda."),
     call: list[str] = typer.Option(
-        [], "--call", metavar="'x=8x128 y=8x128'", help="Shapes to call with, in this order. Default: the hot ones."
+        [],
+        "--call",
+        metavar="'x=8x128 y=8x128'",
+        help="Shapes to call with, in this order (of a kernel numbers of a point: n=4096). Default: the hot ones.",
     ),
-    source: Path = typer.Option(Path(), "--source", help="Folder in which the model's source is looked up first."),
+    source: Path | None = typer.Option(None, "--source", help="Folder in which the source is looked up first."),
+    manifest: Path | None = typer.Option(
+        None, "--manifest", help="What the bundle was built from: says how nvrtc-cold compiles."
+    ),
     modes: str | None = typer.Option(None, "--modes", metavar="A,B", help="Ways of starting to compare. Default: all."),
     samples: int = typer.Option(5, "--samples", min=1, help="Fresh processes for each."),
     steady: bool = typer.Option(True, "--steady/--no-steady", help="Also time calls until they are steady."),
@@ -42,9 +48,18 @@ def command(
     older = None if baseline is None else json.loads(baseline.read_text())
     wanted = modes.split(",") if modes else None
     report = run_bench(
-        bundle, entry=entry, device=device, calls=[_shapes(text) for text in call], source=source, modes=wanted,
-        samples=samples, steady=steady, report=note, keep=partial(_keep, out) if out else lambda found: None,
-    )  # fmt: skip
+        bundle,
+        entry=entry,
+        device=device,
+        calls=[_shapes(text) for text in call],
+        source=source,
+        manifest=manifest,
+        modes=wanted,
+        samples=samples,
+        steady=steady,
+        report=note,
+        keep=partial(_keep, out) if out else lambda found: None,
+    )
     if html is not None:
         from aotpack.bench.html import write_page
 

@@ -63,9 +63,9 @@ from aotpack.compilers.sizes import (
     traced,
 )
 from aotpack_runtime.errors import CompileError, SourceError
+from aotpack_runtime.format.entry_json import dump_parameter
 from aotpack_runtime.format.expression import variable
 from aotpack_runtime.format.guard import Guards, Range
-from aotpack_runtime.format.index_json import dump_parameter
 from aotpack_runtime.format.tree import Tree, paths
 from aotpack_runtime.loaders.inputs import make_leaves
 from aotpack_runtime.store import Store

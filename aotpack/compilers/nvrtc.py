@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,11 +43,40 @@ _REFUSED: Mapping[str, str] = {
 """Options of NVRTC that are not for the manifest -> why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """One program: its cubin or PTX, the symbol of each name expression, and what the compiler printed."""
+
+    data: bytes
+    symbols: Mapping[str, str]
+    log: str
+    arch: str
+    is_ptx: bool
+    nvrtc: str
+
+
 def compile(job: Mapping[str, Json], store: Store) -> Json:
     """Compile all instantiations of `job` in one program and put the file in `store`.
 
     CompileError has the first error with its file and line; the rest is its log.
     """
+    made = compile_program(job)
+    facts = (
+        _ptx_facts(made.data, made.symbols, made.arch, job) if made.is_ptx
+        else _cubin_facts(made.data, made.symbols, made.log, made.arch, job)
+    )  # fmt: skip
+    return {
+        "file": store.put_bytes(made.data),
+        "format": "ptx" if made.is_ptx else "cubin",
+        "arch": made.arch,
+        **facts,
+        "nvrtc": made.nvrtc,
+        "log": warnings_in(made.log),
+    }
+
+
+def compile_program(job: Mapping[str, Json]) -> Compiled:
+    """Compile all instantiations of `job` in one program; CompileError as `compile` has it."""
     nvrtc, folder = load_nvrtc(), Path(job["folder"])
     arch, is_ptx = _target(job, nvrtc)
     _check_options(job)
@@ -66,15 +96,7 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
         symbols = {name: call(nvrtc.api.nvrtcGetLoweredName(program, name.encode())) for name in job["expressions"]}
         data = _result(nvrtc, program, is_ptx=is_ptx)
     names = {name: symbol.decode() for name, symbol in symbols.items()}
-    facts = _ptx_facts(data, names, arch, job) if is_ptx else _cubin_facts(data, names, log, arch, job)
-    return {
-        "file": store.put_bytes(data),
-        "format": "ptx" if is_ptx else "cubin",
-        "arch": arch,
-        **facts,
-        "nvrtc": nvrtc.name,
-        "log": warnings_in(log),
-    }
+    return Compiled(data, names, log, arch, is_ptx, nvrtc.name)
 
 
 def _target(job: Mapping[str, Json], nvrtc: Nvrtc) -> tuple[str, bool]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 from aotpack_runtime.errors import TargetMismatch
 from aotpack_runtime.format import index
+from aotpack_runtime.format.guard import Guards, ValueGuard, identity
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.target import Machine
 from aotpack_runtime.loaders import LOADERS
@@ -28,13 +29,30 @@ def _only_ptx(entry: index.Entry, skipped: Mapping[str, str]) -> bool:
     return kinds == {"ptx"}
 
 
+def _falls_back(entry: index.Entry, kind: str, skipped: Mapping[str, str]) -> bool:
+    """Was a variant for this kind of device lost that has no twin: another one of the same guards, for a CPU level or
+    an architecture that the host has?"""
+    lost = [variant for variant in entry.variants if variant.id in skipped and variant.target.device == kind]
+    if not lost:
+        return False
+    served = {_same(variant.guards) for variant in entry.variants if variant.id not in skipped}
+    return any(_same(variant.guards) not in served for variant in lost)
+
+
+def _same(guards: Guards) -> Hashable:
+    """Equal for guards that take the same calls; True and 1 are not the same value."""
+    return guards, tuple(identity(leaf.value) for leaf in guards.leaves if isinstance(leaf, ValueGuard))
+
+
 def judge(
     bundle: index.Index, device: str, machine: Machine, allow: frozenset[str] = frozenset(), *, strict: bool = False
 ) -> tuple[str, dict[str, str], dict[str, dict[str, str]]]:
-    """("fits" or "fits with fallback", reason by variant that cannot run, and by entry that is for another kind of
-    device the reasons of its variants); TargetMismatch when an entry for this kind, or every entry, has nothing.
+    """(the verdict, reason by variant that cannot run, and by entry that is for another kind of device the reasons of
+    its variants); TargetMismatch when an entry for this kind, or every entry, has nothing.
 
-    Looks at the index only: no library is opened. With `strict`, a program does not count, as a miss is an error.
+    The verdict is "fits" where each call that a variant was built for has a variant that can run, else "fits with
+    fallback". Looks at the index only: no library is opened. With `strict`, a program does not count, as a miss is an
+    error.
     """
     kind = device.partition(":")[0]
     if kind not in machine.devices:
@@ -42,14 +60,18 @@ def judge(
     skipped: dict[str, str] = {}
     elsewhere: dict[str, dict[str, str]] = {}
     verdict = "fits"
+    known: dict[tuple[int, str], str | None] = {}
     for entry in bundle.entries.values():
         everything = (*entry.variants, *entry.programs)
         for variant in everything:
-            reason = reject_variant(variant, device, machine, allow)
+            asked = (id(variant.target), variant.artifact.kind)  # variants share the record of a target
+            if asked not in known:
+                known[asked] = reject_variant(variant, device, machine, allow)
+            reason = known[asked]
             if reason:
                 skipped[variant.id] = reason
-                if variant.target.device == kind and variant in entry.variants and entry.kernel is None:
-                    verdict = "fits with fallback"
+        if entry.kernel is None and _falls_back(entry, kind, skipped):
+            verdict = "fits with fallback"
         if entry.kernel is not None and verdict == "fits" and _only_ptx(entry, skipped):
             verdict = "fits through PTX, which the driver compiles"
         usable = entry.variants if strict else everything

@@ -101,10 +101,18 @@ def test_a_relative_gate_needs_a_baseline() -> None:
 def test_a_mode_whose_compiler_is_missing_is_not_measurable_rather_than_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
-    found = {name: unmeasurable(mode, source="pkg.mod:build") for name, mode in MODES.items()}
+    found = {name: unmeasurable(mode, record("pkg.mod:build"), {}) for name, mode in MODES.items()}
     assert {name for name, reason in found.items() if reason} == {name for name, mode in MODES.items() if mode.compiler}
     assert found["compile-cold"] == "g++ is missing"
-    assert unmeasurable(MODES["eager"], source="saved.pt2") == "the source is a saved program, which has no eager model"
+    problem = unmeasurable(MODES["eager"], record("saved.pt2"), {})
+    assert problem == "the source is a saved program, which has no eager model"
+
+
+def record(source: str) -> index.Entry:
+    return index.Entry(
+        name="e", parameters=(), variants=(), programs=(), source=index.Source(source, {}, {}), fills={}, on_miss={},
+        verify={},
+    )  # fmt: skip
 
 
 def sample(seconds: float, **more: Any) -> dict[str, Any]:
@@ -118,7 +126,13 @@ def sample(seconds: float, **more: Any) -> dict[str, Any]:
 def made(runs: Runs) -> dict[str, Any]:
     case = Case("8", "hot", "v", ((8,),))
     found: dict[str, Any] = report.make_report(
-        runs, [case], bundle={"name": "b", "version": "1", "digest": "d"}, entry="e", size_bytes=1, version="2"
+        runs,
+        [case],
+        modes=MODES,
+        bundle={"name": "b", "version": "1", "digest": "d"},
+        entry="e",
+        size_bytes=1,
+        version="2",
     )
     return found
 
@@ -147,13 +161,9 @@ def test_a_bundle_that_never_hit_or_imported_a_compiler_has_no_figure(
         def _child(self, do: str, caches: Path, **more: Any) -> Any:
             return {"bundle": None}
 
-    record = index.Entry(
-        name="e", parameters=(), variants=(), programs=(), source=index.Source("m:b", {}, {}), fills={}, on_miss={},
-        verify={},
-    )  # fmt: skip
     case = Case("8", "hot", "v", ((8,),))
     harness = Offline(
-        tmp_path, record, [case], device="cpu", folder=tmp_path, dtype="", steady=False, report=lambda line: None
+        tmp_path, record("m:b"), [case], device="cpu", folder=tmp_path, dtype="", steady=False, report=lambda line: None
     )
     runs = Runs(samples={"bundle": [sample(1.0, **changed)]})
     harness._check(tmp_path, runs, tmp_path / "reference.pt")
@@ -223,3 +233,30 @@ def test_an_unknown_mode_or_entry_is_one_line(bundle: Path) -> None:
         run_bench(bundle, modes=["warp"])
     with pytest.raises(UnknownEntry, match="mlp"):
         run_bench(bundle, entry="nope")
+
+
+def test_the_tables_of_figures_are_what_the_files_of_results_say(repo: Path) -> None:
+    command = [sys.executable, "bench/contract_table.py", "--check"]
+    assert subprocess.run(command, cwd=repo, check=False).returncode == 0, "run bench/contract_table.py"
+
+
+def test_steady_calls_are_compared_with_the_compilers_over_processes() -> None:
+    def steady(*seconds: float) -> list[dict[str, Any]]:
+        return [{**sample(1.0), "calls": [{"case": "8", "kind": "hot", "steady_s": one, "first_s": 1.0,
+                                           "second_s": 1.0, "rss_bytes": 1, "heavy": []}]} for one in seconds]  # fmt: skip
+
+    runs = Runs(
+        samples={"bundle": steady(0.9, 1.0, 1.1), "compile-cold": steady(1.9, 2.0, 2.1), "eager": steady(4, 4, 4)}
+    )
+    found = made(runs)["steady"]
+    assert (found["against"], found["of"]) == ("compile-cold", "steady_s")
+    ratios = found["cases"][0]["ratios"]
+    assert (ratios["bundle"]["median"], ratios["eager"]["median"]) == (0.5, 2.0)
+    assert 0.9 / 2.1 <= ratios["bundle"]["low"] < 0.5 < ratios["bundle"]["high"] <= 1.1 / 1.9
+    assert parse_gate("steady_ratio>1.02").broken(made(runs), None) is None
+    assert "steady call, x compile-cold:" in report.table(made(runs)).splitlines()
+    assert made(Runs(samples={"bundle": steady(1.0)}))["steady"] is None
+    with pytest.raises(UsageError, match="this run did not measure steady_ratio"):
+        parse_gate("steady_ratio>1.02").broken(made(Runs(samples={"bundle": steady(1.0)})), None)
+    wrong = made(Runs(samples=runs.samples, wrong={"compile-cold": "8: differs"}))
+    assert wrong["steady"] is None

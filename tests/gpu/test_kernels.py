@@ -497,9 +497,13 @@ def test_a_kernel_bundle_needs_neither_torch_nor_triton(bundle: Bundles) -> None
     text = f"""
 import sys
 sys.modules["torch"] = sys.modules["triton"] = sys.modules["numpy"] = None
-sys.path.insert(0, {str(ROOT / "bench")!r})
-import time, kernel_start
-found = kernel_start.start_bundle({bundle("bench")!r}, time.perf_counter())
-assert found["right"] and found["hits"] == 1, found
+import array
+import aotpack_runtime as apr
+from aotpack.bench.child.device import Gpu
+session, gpu, n = apr.load({bundle("bench")!r}, device="cuda", mode="strict"), Gpu(0), 5000
+x, y, o = (gpu.put(apr.Array(array.array("f", values), "float32")) for values in (range(n), [2.0] * n, [-1.0] * n))
+session["add"](x, y, o, n)
+assert o.tolist() == [place + 2.0 for place in range(n)]
+assert session.status()["hits"] == 1
 """
     subprocess.run([sys.executable, "-c", text], check=True, timeout=120)

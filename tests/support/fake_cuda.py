@@ -88,6 +88,7 @@ class FakeDriver:
 class _Device:
     ordinal: int
     handle: int = 0
+    context: int = 0
 
     @contextmanager
     def current(self) -> Iterator[None]:

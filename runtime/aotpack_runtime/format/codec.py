@@ -59,8 +59,8 @@ def dump_guards(guards: Guards) -> Json:
 
 def parse_guards(value: Json) -> Guards:
     return Guards(
-        trees=tuple(tree.parse(item) for item in value["trees"]),
-        leaves=tuple(_parse_leaf(item) for item in value["leaves"]),
+        trees=tuple(map(tree.parse, value["trees"])),
+        leaves=tuple(map(_parse_leaf, value["leaves"])),
         where=tuple(parse(text) for text in value["where"]),
     )
 
@@ -101,7 +101,7 @@ def _parse_leaf(value: Json) -> LeafGuard:
         return TensorGuard(
             path=path,
             dtype=_text(value["dtype"]),
-            dims=tuple(_parse_size(dim) for dim in value["dims"]),
+            dims=tuple(map(_parse_size, value["dims"])),
             device=_text(value["device"]),
             layout=layout if isinstance(layout, str) else _expressions(layout),
             aligned=bool(value.get("aligned", False)),
@@ -132,6 +132,8 @@ def _dump_dim(dim: Dim) -> Json:
 
 
 def _parse_size(value: Json) -> Dim:
+    if type(value) is int and value >= 0:
+        return value
     dim = _parse_dim(value)
     if (dim.low if isinstance(dim, Range) else dim) < 0:
         raise ValueError(f"not a size or range: {value!r}")

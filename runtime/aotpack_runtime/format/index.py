@@ -52,10 +52,14 @@ class ArtifactRef:
     kind: str
     digest: str
     files: Mapping[str, File]
+    _members: dict[str, File] = field(init=False, repr=False, compare=False, default_factory=dict)
 
-    def members(self) -> dict[str, File]:
+    def members(self) -> Mapping[str, File]:
         """Member path -> file."""
-        return {layout.artifact(self.kind, self.digest, name): file for name, file in self.files.items()}
+        if not self._members:  # made once: of thousands of artifacts it is milliseconds
+            found = {layout.artifact(self.kind, self.digest, name): file for name, file in self.files.items()}
+            self._members.update(found)
+        return self._members
 
     @property
     def size_bytes(self) -> int:

@@ -118,7 +118,7 @@ def dump_launch(launch: Launch) -> Json:
 def parse_launch(value: Json) -> Launch:
     launch = Launch(
         symbol=_text(value["symbol"]),
-        parameters=tuple(_parse_parameter(item) for item in value["parameters"]),
+        parameters=tuple(map(_parse_parameter, value["parameters"])),
         bytes=_number(value["bytes"], MAX_PARAMETER_BYTES),
         grid=_three(value["grid"]),
         block=_three(value["block"]),
@@ -200,11 +200,11 @@ def _dump_parameter(parameter: Parameter) -> Json:
 
 
 def _parse_parameter(value: Json) -> Parameter:
+    if type(value) is list and len(value) == 3:  # by far the most
+        offset, code, leaf = value
+        if isinstance(code, str) and code in CODE_BYTES:
+            return Slot(_number(offset, MAX_PARAMETER_BYTES), code, None if leaf is None else _number(leaf, MAX_LEAVES))
     match value:
-        case [offset, str(code), None] if code in CODE_BYTES:
-            return Slot(_number(offset, MAX_PARAMETER_BYTES), code, None)
-        case [offset, str(code), leaf] if code in CODE_BYTES:
-            return Slot(_number(offset, MAX_PARAMETER_BYTES), code, _number(leaf, MAX_LEAVES))
         case [offset, str(code), leaf, "sizes" | "strides" as what, axis] if code in CODE_BYTES:
             place = _number(offset, MAX_PARAMETER_BYTES)
             return Extent(place, code, _number(leaf, MAX_LEAVES), what, _number(axis, 4))

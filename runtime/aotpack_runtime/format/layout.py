@@ -23,10 +23,16 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
-def artifact(kind: str, digest: str, name: str) -> str:
-    """Member path of a file of an artifact; ValueError for a digest or name that could leave its folder."""
+def checked_digest(digest: str) -> str:
+    """`digest` itself; ValueError when it is no sha256."""
     if not _DIGEST.fullmatch(digest):
         raise ValueError(f"{digest[:80]!r} is not a sha256")
+    return digest
+
+
+def artifact(kind: str, digest: str, name: str) -> str:
+    """Member path of a file of an artifact; ValueError for a digest or name that could leave its folder."""
+    checked_digest(digest)
     if not _FILE_NAME.fullmatch(name) or ".." in name:
         raise ValueError(f"{name[:80]!r} is not a plain file name")
     if kind == EXPORTED:
@@ -35,14 +41,11 @@ def artifact(kind: str, digest: str, name: str) -> str:
 
 
 def weights(digest: str) -> str:
-    if not _DIGEST.fullmatch(digest):
-        raise ValueError(f"{digest[:80]!r} is not a sha256")
-    return f"weights/{digest}.safetensors"
+    return f"weights/{checked_digest(digest)}.safetensors"
 
 
 def source(digest: str, suffix: str) -> str:
-    if not _DIGEST.fullmatch(digest):
-        raise ValueError(f"{digest[:80]!r} is not a sha256")
+    checked_digest(digest)
     if suffix not in SOURCE_SUFFIXES:
         raise ValueError(f"{suffix[:20]!r} is no suffix of a source: {', '.join(SOURCE_SUFFIXES)}")
     return f"sources/{digest}{suffix}"

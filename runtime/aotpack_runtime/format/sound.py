@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 from aotpack_runtime.format import layout
@@ -50,8 +50,42 @@ def check_parameters(parameters: Sequence[Parameter]) -> None:
             raise ValueError(f"the default of {each.name!r} cannot be rebuilt")
 
 
-def check_variant(variant: Variant, parameters: Sequence[Parameter]) -> None:
-    """Guards are of these parameters, and name only sizes that calls have; so do outputs and examples."""
+def check_variant(variant: Variant, parameters: Sequence[Parameter], checked: set[Hashable]) -> None:
+    """Guards are of these parameters, and name only sizes that calls have; so do outputs and examples.
+
+    `checked` is what variants of this entry have in common and was found good: parts by their ids, which live as long
+    as the entry is checked, and the form of guards without their numbers.
+    """
+    guards = variant.guards
+    parts = (id(guards), id(variant.outputs), id(variant.launch))
+    if parts not in checked:
+        form = (guards.trees, tuple(map(_form, guards.leaves)), id(variant.outputs))
+        if form not in checked:
+            _check_form(variant, parameters)
+            checked.add(form)
+        _check_relations(variant)
+        checked.add(parts)
+    if variant.launch is not None:
+        if len(variant.artifact.files) != 1 or variant.artifact.kind not in layout.KERNELS:
+            raise ValueError(f"the artifact of a kernel is one file, {' or '.join(layout.KERNELS)}")
+    elif variant.artifact.kind in layout.KERNELS:
+        raise ValueError(f"a {variant.artifact.kind} without a launch")
+    elif not variant.examples:
+        raise ValueError("no examples")
+    if variant.recipe is not None:
+        _check_recipe(variant, variant.recipe, _sizes(guards.leaves))
+    for example in variant.examples:
+        if len(example) != len(guards.leaves) or not all(map(_is_example, guards.leaves, example)):
+            raise ValueError(f"the example {list(example)} is not of its guards")
+
+
+def _form(guard: LeafGuard) -> Hashable:
+    """What of a guard is looked at where its sizes are only named."""
+    return guard.path, len(guard.dims) if isinstance(guard, TensorGuard) else type(guard)
+
+
+def _check_form(variant: Variant, parameters: Sequence[Parameter]) -> None:
+    """Guards are of the parameters, and outputs can be put together from results and from the sizes that calls have."""
     guards, outputs = variant.guards, variant.outputs
     if len(guards.trees) != len(parameters):
         raise ValueError(f"{len(guards.trees)} trees for {len(parameters)} parameters")
@@ -61,29 +95,28 @@ def check_variant(variant: Variant, parameters: Sequence[Parameter]) -> None:
     if places != [guard.path for guard in guards.leaves]:
         raise ValueError(f"guards are of {[guard.path for guard in guards.leaves]}, the parameters have {places}")
     sizes = _sizes(guards.leaves)
-    for guard in guards.leaves:
-        if isinstance(guard, TensorGuard):
-            _check_layout(guard, sizes)
-    _check_names(guards.where, sizes)
     if _has_class(outputs.tree) or _leaf_count(outputs.tree) != len(outputs.leaves):
         raise ValueError("outputs cannot be put together")
     for leaf in outputs.leaves:
         _check_output(leaf, guards.leaves, sizes)
-    if variant.recipe is not None:
-        _check_recipe(variant, variant.recipe, sizes)
+
+
+def _check_relations(variant: Variant) -> None:
+    """Layouts and relations name the sizes that calls have, and a launch passes what the guards let in."""
+    guards = variant.guards
+    sizes = _sizes(guards.leaves) if guards.where or not all(map(_is_plain, guards.leaves)) else ()
+    for guard in guards.leaves:
+        if isinstance(guard, TensorGuard):
+            _check_layout(guard, sizes)
+    _check_names(guards.where, sizes)
     if variant.launch is not None:
         check_launch(variant.launch, guards.leaves)
-        if len(variant.artifact.files) != 1 or variant.artifact.kind not in layout.KERNELS:
-            raise ValueError(f"the artifact of a kernel is one file, {' or '.join(layout.KERNELS)}")
         if any(tree != LEAF for tree in guards.trees):
             raise ValueError("a kernel takes no containers")
-    elif variant.artifact.kind in layout.KERNELS:
-        raise ValueError(f"a {variant.artifact.kind} without a launch")
-    elif not variant.examples:
-        raise ValueError("no examples")
-    for example in variant.examples:
-        if len(example) != len(guards.leaves) or not all(map(_is_example, guards.leaves, example)):
-            raise ValueError(f"the example {list(example)} is not of its guards")
+
+
+def _is_plain(guard: LeafGuard) -> bool:
+    return not isinstance(guard, TensorGuard) or isinstance(guard.layout, str)
 
 
 def _check_recipe(variant: Variant, recipe: Recipe, sizes: Collection[str]) -> None:
@@ -110,7 +143,7 @@ def check_kernel(entry: Entry) -> None:
         raise ValueError(f"types {list(kernel.types)} for {len(entry.parameters)} parameters")
     if any(parameter.kind not in ("positional_or_keyword", "keyword_only") for parameter in entry.parameters):
         raise ValueError("a kernel takes plain parameters")
-    for variant in entry.variants:
+    for variant in {id(variant.guards): variant for variant in entry.variants}.values():
         for kind, guard in zip(kernel.types, variant.guards.leaves, strict=True):
             if _schema_type(guard) != kind:
                 raise ValueError(f"{variant.id}: {guard.words()} is not of type {kind}")
@@ -144,13 +177,16 @@ def check_members(index: Index) -> None:
     names = Counter(variant.id for variant in variants)
     if len(names) != len(variants):
         raise ValueError(f"two variants have the id {names.most_common(1)[0][0]!r}")
-    known: dict[str, File] = {}
+    known: dict[tuple[bool, str, str], File] = {}
     for variant in variants:
         artifact = variant.artifact
-        if artifact.kind == layout.EXPORTED and [file.digest for file in artifact.files.values()] != [artifact.digest]:
+        is_program = artifact.kind == layout.EXPORTED
+        if is_program and [file.digest for file in artifact.files.values()] != [artifact.digest]:
             raise ValueError(f"{variant.id}: an exported program is one file, named by its digest")
-        for member, file in artifact.members().items():
-            if known.setdefault(member, file) != file:
+        for name, file in artifact.files.items():
+            place = (is_program, artifact.digest, "" if is_program else name)  # what its path is made of
+            if known.setdefault(place, file) != file:
+                member = layout.artifact(artifact.kind, artifact.digest, name)
                 raise ValueError(f"{member} is said to have two contents")
 
 
@@ -231,11 +267,12 @@ def _sizes(guards: Sequence[LeafGuard]) -> set[str]:
 
 def _is_example(guard: LeafGuard, example: Any) -> bool:
     if isinstance(guard, TensorGuard):
-        return (
-            isinstance(example, tuple)
-            and len(example) == len(guard.dims)
-            and all(type(size) is int and size >= 0 for size in example)
-        )
+        if not isinstance(example, tuple) or len(example) != len(guard.dims):
+            return False
+        for size in example:  # noqa: SIM110 - a generator would take three times as long
+            if type(size) is not int or size < 0:
+                return False
+        return True
     return type(example) is int if isinstance(guard, IntGuard) else example is None
 
 

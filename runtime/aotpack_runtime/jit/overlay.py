@@ -29,8 +29,9 @@ from aotpack_runtime.format import layout
 from aotpack_runtime.format.codec import no_duplicates
 from aotpack_runtime.format.fingerprint import canonical, digest
 from aotpack_runtime.format.index import Index, Variant
-from aotpack_runtime.format.index_json import FORMAT_VERSION, dump_variant, parse_variant
+from aotpack_runtime.format.index_json import FORMAT_VERSION
 from aotpack_runtime.format.sound import check_variant
+from aotpack_runtime.format.variant_json import dump_variant, parse_variant
 from aotpack_runtime.jit.flight import held
 from aotpack_runtime.machine import make_private
 
@@ -237,7 +238,7 @@ def read_record(key: str, data: bytes) -> Compiled:
 
 def _check(made: Compiled, index: Index) -> None:
     """ValueError or KeyError when it is no variant of `index`: it takes its entry's arguments and its weights."""
-    check_variant(made.variant, index.entries[made.entry].parameters)
+    check_variant(made.variant, index.entries[made.entry].parameters, set())
     weights = index.weight_sets[made.variant.weights].weights if made.variant.constants else {}
     if missing := {weight for _, weight in made.variant.constants} - weights.keys():
         raise ValueError(f"needs the weight {min(missing)!r}")

@@ -13,7 +13,6 @@ from aotpack_runtime.format.expression import Expression, parse, variable
 from aotpack_runtime.format.fingerprint import fingerprint
 from aotpack_runtime.format.guard import Guards, IntGuard, LeafGuard, Range, TensorGuard, ValueGuard, describe, identity
 from aotpack_runtime.format.index import RecipeTarget, Variant
-from aotpack_runtime.format.index_json import dump_recipe
 from aotpack_runtime.format.tensor import (
     Call,
     Leaf,
@@ -23,6 +22,7 @@ from aotpack_runtime.format.tensor import (
     contiguous_strides,
     same_layout,
 )
+from aotpack_runtime.format.variant_json import dump_recipe
 
 Json = Any
 KEEPS_CHANGING = 3
