@@ -196,7 +196,7 @@ class _Builder:
         exported = [entry for entry in new.values() if isinstance(entry, EntryPlan)]
         if exported:
             most = sum(len(entry.variants) for entry in exported)
-            workers.warm_up(torch_jobs.WARM_UP, busy=len(new), most=most)
+            workers.warm_up(torch_jobs.warm_up_job(exported[0]), busy=len(new), most=most)
 
     def _with_text(self, record: Json) -> Json:
         """A record of a kernel's source with its text as a file of the store."""

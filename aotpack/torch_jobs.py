@@ -34,14 +34,21 @@ def source_job(entry: EntryPlan, folder: Path) -> Job:
     )  # fmt: skip
 
 
-WARM_UP: dict[str, Json] = {"kind": "aoti_warm", "variant": "warm-up"}
-"""What gets a worker ready to compile."""
+def warm_up_job(entry: EntryPlan) -> dict[str, Json]:
+    """What gets a worker ready to compile variants of the entry."""
+    own = {"inductor": entry.compile["inductor"], "cpu": _host(entry), "device": entry.device}
+    return {"kind": "aoti_warm", "variant": "warm-up", **own}
+
+
+def _host(entry: EntryPlan) -> dict[str, Json]:
+    """What host code is compiled for."""
+    level = cpu_level(entry.compile["cpu"]["march"], entry.compile["cpu"]["simd"])
+    return {"march": level.march, "simd_bits": level.simd_bits, "needs": level.needs}
 
 
 def compile_jobs(entry: EntryPlan, export: Json, folder: Path) -> list[Job]:
     """Compile each variant from what the export gave."""
-    level = cpu_level(entry.compile["cpu"]["march"], entry.compile["cpu"]["simd"])
-    host = {"march": level.march, "simd_bits": level.simd_bits, "needs": level.needs}
+    host = _host(entry)
     gpu = {"arch": entry.arch, **gpu_tools()} if entry.device == "cuda" else {}
     jobs = []
     for variant in entry.variants:

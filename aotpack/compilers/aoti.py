@@ -7,7 +7,6 @@ right shapes here, and every Inductor pass that would look at them is off, so `u
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ from aotpack.compilers.compare import difference
 from aotpack.compilers.cubin import archs_inside
 from aotpack.compilers.failures import export_error, quiet_export
 from aotpack.compilers.flat import PREFIX, Shape
-from aotpack.compilers.inductor import build_folder, package
+from aotpack.compilers.inductor import build_folder, package, precompile_headers
 from aotpack.compilers.modules import import_modules
 from aotpack.compilers.shapes import IntLeaf, LeafSpec, TensorLeaf, ValueLeaf, guards_of
 from aotpack.compilers.sizes import Dims, example_of, example_tensors, inside, trace_inputs, traced
@@ -95,10 +94,12 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
 
 
 def warm_up(job: Mapping[str, Json], store: Store) -> Json:
-    """Import what compiling imports, torch's tracer and Inductor with it: 3.6 s of CPU (torch 2.13). No more: compiling
-    something small takes longer than most exports do, and would keep the worker from its first variant."""
-    importlib.import_module("torch._inductor.compile_fx")
-    torch.export.export(torch.nn.Softmax(-1), (torch.zeros(2, 8),))
+    """Import what compiling imports, and have headers precompiled for the job's options: some ten seconds of CPU that
+    the first variants need not wait for (torch 2.13; a whole compile, however small, takes twice as long)."""
+    tiny = torch.export.export(torch.nn.Softmax(-1), (torch.zeros(2, 8),))
+    if job["device"] == "cpu":
+        with build_folder(store, f"warm-up-{os.getpid()}") as folder, torch.no_grad():
+            precompile_headers(tiny, job["inductor"], job["cpu"], folder)
     return {}
 
 

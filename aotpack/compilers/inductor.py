@@ -11,7 +11,7 @@ import re
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -72,6 +72,42 @@ def package(
     stem = libraries[0].removesuffix(".so")
     beside = [folder / f"{stem}.json"] if (folder / f"{stem}.json").exists() else []
     return folder / libraries[0], beside
+
+
+class _EnoughError(Exception):
+    """Ends a compile that was made for its headers."""
+
+
+def precompile_headers(
+    exported: ExportedProgram, inductor: Mapping[str, Json], cpu: Mapping[str, Json], folder: Path
+) -> None:
+    """Let torch precompile its headers for these options, as any compile with them begins by doing, and no more. They
+    are kept in TMPDIR."""
+    from torch._inductor import codecache
+    from torch._inductor.cpp_builder import CppBuilder
+
+    make, run = codecache._precompile_header, CppBuilder.build
+    making = False
+
+    def header(*args: Any, **kwargs: Any) -> str:
+        nonlocal making
+        making = True
+        try:
+            return make(*args, **kwargs)
+        finally:
+            making = False
+
+    def build(self: Any) -> None:
+        if not making:
+            raise _EnoughError
+        run(self)
+
+    with (
+        mock.patch.object(codecache, "_precompile_header", header),
+        mock.patch.object(CppBuilder, "build", build),
+        suppress(CompileError),
+    ):
+        package(exported, "headers", inductor, cpu, folder)
 
 
 def _known(options: Mapping[str, Json]) -> dict[str, Json]:
