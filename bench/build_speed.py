@@ -150,7 +150,8 @@ def in_two_processes() -> tuple[float, float]:
         start = time.perf_counter()
         command = [sys.executable, str(Path(__file__)), "--bare"]
         both = [
-            subprocess.Popen([*command, str(place)], cwd=folder, env=private(f"{folder}/{place}")) for place in (0, 1)
+            subprocess.Popen([*command, str(place)], cwd=folder, env=private(f"{folder}/{place}", folder))
+            for place in (0, 1)
         ]
         ended = [os.wait4(process.pid, 0) for process in both]
         if any(status for _, status, _ in ended):
@@ -158,13 +159,12 @@ def in_two_processes() -> tuple[float, float]:
         return time.perf_counter() - start, max(used.ru_utime + used.ru_stime for _, _, used in ended)
 
 
-def private(folder: str) -> dict[str, str]:
-    """Caches, and the temporary folder in which torch keeps precompiled headers, in `folder`."""
-    Path(folder).mkdir(exist_ok=True)
+def private(folder: str, shared: str = "") -> dict[str, str]:
+    """Caches in `folder`; the temporary folder, in which torch keeps precompiled headers, there or in `shared`."""
     return os.environ | {
         "AOTPACK_CACHE_DIR": f"{folder}/aotpack",
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
-        "TMPDIR": folder,
+        "TMPDIR": shared or folder,
         "OMP_NUM_THREADS": "1",
     }
 

@@ -157,6 +157,18 @@ def work_entry(work: dict[str, Any]) -> dict[str, Any]:
     return {"bundle": work["bundle"], "entry": work["entry"]}
 
 
+def test_what_nvrtc_compiles_is_what_is_launched(
+    bundle: Path, driver: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aotpack.compilers.nvrtc.compile_program", lambda job: SimpleNamespace(data=job["code"]))
+    work = job(bundle, driver, "nvrtc-cold", tmp_path)
+    work["nvrtc"] = {name: {"code": b"compiled for " + name.encode()} for name in ("add16", "add1")}
+    found = kernel_sample.sample(work, Clock(time.monotonic()))
+    assert driver.loads == [b"compiled for add16", b"compiled for add1"]
+    assert list(dict.fromkeys(driver.seen)) == ["add16", "add1"]
+    assert found["hits"] == len(driver.seen)
+
+
 def test_launches_are_reported_compared_and_gated(bundle: Path, driver: FakeDriver, tmp_path: Path) -> None:
     ours = kernel_sample.sample(job(bundle, driver, "bundle", tmp_path), Clock(time.monotonic()))
     for place, call in enumerate(ours["calls"]):

@@ -87,6 +87,9 @@ def _compiling(job: Json, entry: Any, bind: Callable[[Json, Values], Launch]) ->
                 library = cuda.Library(compile_program(job["nvrtc"][name]).data)
                 entry._executables[name] = KernelExecutable(variants[name], library, device)
                 made.add(name)
+                launch()
+                assert entry._executables.keys() == made, "a launch took code of the bundle"
+                return None
             return launch()
 
         return launch_compiled
