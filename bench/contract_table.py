@@ -128,7 +128,8 @@ CPU = (
     Row(
         "build of nine variants of MiniLM in one process over two", ">= 1.7 x",
         "build_minilm_cpu.json", lambda r: r["cpu"]["one_of_two"], 1.7, " x (CPU time)", least=True,
-        beside=lambda r: "{aotpack_one} s and {aotpack_two} s".format(**r["cpu"]["seconds"]),
+        beside=lambda r: "{aotpack_one} s and {aotpack_two} s".format(**r["cpu"]["seconds"])
+        + ("" if "aotpack_one" in r["wall"]["seconds"] else "; the first is the sum of the second's jobs"),
     ),
     Row(
         "the same in two over nine bare `aoti_compile_and_package` in two", "<= 1.1 x",
