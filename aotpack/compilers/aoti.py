@@ -8,7 +8,7 @@ right shapes here, and every Inductor pass that would look at them is off, so `u
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,28 +16,25 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from aotpack.compilers.compare import difference
 from aotpack.compilers.cubin import archs_inside
 from aotpack.compilers.failures import export_error, quiet_export
 from aotpack.compilers.flat import PREFIX, Shape
 from aotpack.compilers.inductor import build_folder, package, precompile_headers
 from aotpack.compilers.modules import import_modules
 from aotpack.compilers.shapes import IntLeaf, LeafSpec, TensorLeaf, ValueLeaf, guards_of
-from aotpack.compilers.sizes import Dims, example_of, example_tensors, inside, trace_inputs, traced
+from aotpack.compilers.sizes import Dims, inside, trace_inputs, traced
 from aotpack.compilers.toolchain import needs_of_library
+from aotpack.compilers.trying import Example, sample_sizes, tried_out, views_of
 from aotpack_runtime.errors import CompileError
 from aotpack_runtime.format.codec import dump_guards, parse_guards, parse_outputs, parse_scalar
-from aotpack_runtime.format.expression import parse, variable
+from aotpack_runtime.format.expression import parse
 from aotpack_runtime.format.guard import Guards, IntGuard, LeafGuard, Range, TensorGuard
-from aotpack_runtime.format.output import Outputs, Result, View
 from aotpack_runtime.format.target import version
-from aotpack_runtime.format.tensor import same_layout
 from aotpack_runtime.loaders.aoti import open_runner
 from aotpack_runtime.loaders.programs import read_program
 from aotpack_runtime.store import Store
 
 Json = Any
-Example = tuple[tuple[int, ...] | int | None, ...]
 
 
 def compile(job: Mapping[str, Json], store: Store) -> Json:
@@ -47,11 +44,11 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     """
     variant, program = job["variant"], job["program"]
     import_modules(job["imports"], Path(job["folder"]))
-    leaves = [_parse_leaf(item) for item in program["leaves"]]
+    leaves = [parse_leaf(item) for item in program["leaves"]]
     dims: Dims = {name: tuple(bounds) for name, bounds in job["dims"].items()}
     guards = parse_guards(program["guards"])
-    module, exported = _specialise(job, store, leaves, dims, guards)
-    _narrowed(exported, leaves, guards, dims, variant)
+    module, exported = specialise(job, store, leaves, dims, guards)
+    narrowed_guards(exported, leaves, guards, dims, variant)
     with build_folder(store, job["key"]) as folder:
         library, others = package(exported, variant, job["inductor"], job["cpu"], folder)
         facts, archs = needs_of_library(library), archs_inside(library)
@@ -64,11 +61,11 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
         runner = open_runner(str(library), 1, torch.device(job["device"]))
         names = runner.get_constant_names_to_original_fqns()
         # The compiler adds guards of its own to the symbols of the program, and says so nowhere (torch 2.13).
-        narrowed = _aligned(_narrowed(exported, leaves, guards, dims, variant))
+        narrowed = aligned_guards(narrowed_guards(exported, leaves, guards, dims, variant))
         _bind_zeros(runner, names, module)
-        views = _views(parse_outputs(program["outputs"]), parse_outputs(program["compiled_outputs"]))
-        narrowed = _tried_out(runner, module, narrowed, leaves, dims, job["fills"], views)
-        examples = _sample_sizes(leaves, dims, narrowed)
+        views = views_of(parse_outputs(program["outputs"]), parse_outputs(program["compiled_outputs"]))
+        narrowed = tried_out(runner, module, narrowed, leaves, dims, job["fills"], views)
+        examples = sample_sizes(leaves, dims, narrowed)
         if not examples:
             raise CompileError(
                 variant,
@@ -87,8 +84,8 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     return {
         "files": files,
         "guards": dump_guards(narrowed),
-        "examples": [_dump_example(item) for item in examples],
-        "constants": [[name, _weight_name(fqn)] for name, fqn in sorted(names.items())],
+        "examples": [dump_example(item) for item in examples],
+        "constants": [[name, weight_name(fqn)] for name, fqn in sorted(names.items())],
         "needs": needs,
     }
 
@@ -129,7 +126,7 @@ class _Kept(torch.nn.Module):
         return results
 
 
-def _specialise(
+def specialise(
     job: Mapping[str, Json], store: Store, leaves: Sequence[LeafSpec], dims: Dims, wide: Guards
 ) -> tuple[_Kept, ExportedProgram]:
     """The program with zeros for weights, and traced again with the variant's sizes fixed and its ranges open."""
@@ -176,11 +173,13 @@ def _zeros(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device).zero_()
 
 
-def _weight_name(fqn: str) -> str:
+def weight_name(fqn: str) -> str:
     return fqn.removeprefix("program.").removeprefix(PREFIX)
 
 
-def _narrowed(exported: ExportedProgram, leaves: Sequence[LeafSpec], wide: Guards, dims: Dims, variant: str) -> Guards:
+def narrowed_guards(
+    exported: ExportedProgram, leaves: Sequence[LeafSpec], wide: Guards, dims: Dims, variant: str
+) -> Guards:
     """Guards of the variant: those of its own trace and those of the program it was made from, both."""
     own, where = guards_of(exported, leaves, name=variant)
     own = tuple(_declared_low(guard, leaf, dims) for guard, leaf in zip(own, leaves, strict=True))
@@ -196,7 +195,7 @@ def _narrowed(exported: ExportedProgram, leaves: Sequence[LeafSpec], wide: Guard
 
 def _declared_low(guard: LeafGuard, leaf: LeafSpec, dims: Dims) -> LeafGuard:
     """The guard from 0 or 1 on, where it is so declared: a trace may take an open size to be 2 or more, and
-    `_tried_out` finds what is true of the others."""
+    `tried_out` finds what is true of the others."""
     if isinstance(guard, IntGuard) and isinstance(leaf, IntLeaf):
         return replace(guard, dim=Range(max(leaf.low, 0), guard.dim.high)) if guard.dim.low == 2 > leaf.low else guard
     if not isinstance(guard, TensorGuard) or not isinstance(leaf, TensorLeaf):
@@ -213,7 +212,7 @@ def _declared_low(guard: LeafGuard, leaf: LeafSpec, dims: Dims) -> LeafGuard:
     return replace(guard, dims=tuple(map(lowered, leaf.shape, guard.dims)))
 
 
-def _aligned(guards: Guards) -> Guards:
+def aligned_guards(guards: Guards) -> Guards:
     """On a GPU kernels load 16 bytes at a time; what lies askew they would copy first, and not write back."""
     leaves = tuple(
         replace(leaf, aligned=leaf.device == "cuda") if isinstance(leaf, TensorGuard) else leaf
@@ -260,158 +259,13 @@ def _meet_dim(a: int | Range, b: int | Range, place: str, variant: str) -> int |
 def _bind_zeros(runner: Any, names: Mapping[str, str], module: _Kept) -> None:
     """Give a library the zeros of the program that it was made from."""
     owned = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    zeros = {_weight_name(name): tensor.detach() for name, tensor in owned}
-    bound = {constant: zeros[_weight_name(fqn)] for constant, fqn in names.items()}
+    zeros = {weight_name(name): tensor.detach() for name, tensor in owned}
+    bound = {constant: zeros[weight_name(fqn)] for constant, fqn in names.items()}
     if bound:
         runner.update_constant_buffer(bound, False, True, False)
 
 
-def _tried_out(  # noqa: PLR0917 - each of them is another fact of the one job
-    runner: Any,
-    module: _Kept,
-    guards: Guards,
-    leaves: Sequence[LeafSpec],
-    dims: Dims,
-    fills: Mapping[str, Json],
-    views: Sequence[tuple[int, View]],
-) -> Guards:
-    """`guards` without the sizes 0 and 1 for which the library, and the views made of what it gives, are not what the
-    program computes.
-
-    Compiled code takes an open size to be 2 or more where it matters (`squeeze` of a dim of 1), whatever was declared.
-    Weights are zeros here: what they hide is found when the variant is verified.
-    """
-
-    def differs(example: Example) -> bool:
-        if not _fits(guards, example):
-            return False
-        tensors = example_tensors(leaves, example, fills)
-        wanted, again, found = [_results(run, tensors) for run in (module.run, module.run, runner.run)]
-        random = difference(wanted, again) is not None
-        if difference(_floats(wanted), _floats(found), rtol=0.05, atol=0.05, values=not random):
-            return True
-        whole, sizes = _results(module.program_results, tensors), _sizes(guards, example)
-        return whole is None or not all(_is_in_place(view, whole[index], sizes) for index, view in views)
-
-    opt = {name: bounds[2] for name, bounds in dims.items()}
-    for name, (low, high, _) in dims.items():
-        for size in (1, 0):
-            example = tuple(example_of(leaf, {**opt, name: size}) for leaf in leaves)
-            if low != high and size >= low and differs(example):
-                guards = _from_size(guards, leaves, name, size + 1)
-                break
-    for position, guard in enumerate(guards.leaves):
-        for size in (1, 0):
-            example = tuple(size if n == position else example_of(leaf, opt) for n, leaf in enumerate(leaves))
-            if isinstance(guard, IntGuard) and differs(example):
-                above = replace(guard, dim=guard.dim.meet(Range(size + 1, None)))
-                guards = replace(guards, leaves=(*guards.leaves[:position], above, *guards.leaves[position + 1 :]))
-                break
-    return guards
-
-
-def _views(program: Outputs, compiled: Outputs) -> list[tuple[int, View]]:
-    """(number of the program's result, the view that stands for it)."""
-    pairs = zip(program.leaves, compiled.leaves, strict=True)
-    return [(whole.index, own) for whole, own in pairs if isinstance(whole, Result) and isinstance(own, View)]
-
-
-def _is_in_place(view: View, result: torch.Tensor, sizes: Mapping[str, int]) -> bool:
-    shape, strides = [tuple(form(sizes) for form in forms) for forms in (view.shape, view.strides)]
-    return shape == tuple(result.shape) and same_layout(shape, strides, result.stride())
-
-
-def _results(run: Callable[[list[torch.Tensor]], Any], tensors: Sequence[torch.Tensor]) -> list[Any] | None:
-    """What `run` gives, None when it refuses."""
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return list(run([tensor.clone() for tensor in tensors]))
-    except Exception:
-        return None
-
-
-def _floats(results: Sequence[torch.Tensor] | None) -> list[torch.Tensor] | None:
-    """The same with whole numbers blotted out: an argmax of zeros is any of them."""
-    if results is None:
-        return None
-    return [t if t.is_floating_point() or t.is_complex() else torch.zeros_like(t) for t in results]
-
-
-def _from_size(guards: Guards, leaves: Sequence[LeafSpec], name: str, low: int) -> Guards:
-    """Guards that turn down sizes below `low` of the dim `name`."""
-
-    def raised(size: int | str, dim: int | Range) -> int | Range:
-        form = parse(str(size))
-        return dim.meet(Range(form({name: low}), None)) if isinstance(dim, Range) and form.names == {name} else dim
-
-    found = [
-        replace(guard, dims=tuple(map(raised, leaf.shape, guard.dims)))
-        if isinstance(guard, TensorGuard) and isinstance(leaf, TensorLeaf)
-        else guard
-        for guard, leaf in zip(guards.leaves, leaves, strict=True)
-    ]
-    return replace(guards, leaves=tuple(found))
-
-
-# ----------------------------------------------------------------------------------------------- sizes to verify
-
-
-def _sample_sizes(leaves: Sequence[LeafSpec], dims: Dims, guards: Guards) -> list[Example]:
-    """Sizes to run the variant at, first its opt: then min and max of its ranges, and 0, 1 and 2 where they are inside,
-    since that is where a trace goes wrong unseen. Only sizes that its guards let through."""
-    opt = {name: bounds[2] for name, bounds in dims.items()}
-    low = {name: bounds[0] for name, bounds in dims.items()}
-    high = {name: max(2 * bounds[2], 64) if bounds[1] is None else bounds[1] for name, bounds in dims.items()}
-    candidates = [opt, low, high]
-    for name, (least, most, _) in dims.items():
-        if least != most:
-            small = [size for size in (0, 1, 2) if least <= size and (most is None or size <= most)]
-            candidates += [{**opt, name: size} for size in small]
-    ints = [leaf for leaf in leaves if isinstance(leaf, IntLeaf)]
-    examples: dict[Example, None] = {}
-    for sizes in candidates:
-        example = tuple(example_of(leaf, sizes) for leaf in leaves)
-        for choice in _int_choices(example, leaves) if ints else [example]:
-            if _fits(guards, choice):
-                examples.setdefault(choice)
-    return list(examples)
-
-
-def _int_choices(example: Example, leaves: Sequence[LeafSpec]) -> Iterator[Example]:
-    for pick in (None, "low", "high"):
-        yield tuple(
-            getattr(leaf, pick) if pick and isinstance(leaf, IntLeaf) else size
-            for size, leaf in zip(example, leaves, strict=True)
-        )
-
-
-def _sizes(guards: Guards, example: Example) -> dict[str, int]:
-    """The sizes of `example` by name."""
-    env: dict[str, int] = {}
-    for guard, size in zip(guards.leaves, example, strict=True):
-        if isinstance(size, tuple):
-            env.update({variable(guard.path, axis): value for axis, value in enumerate(size)})
-        elif isinstance(size, int):
-            env[variable(guard.path)] = size
-    return env
-
-
-def _fits(guards: Guards, example: Example) -> bool:
-    for guard, size in zip(guards.leaves, example, strict=True):
-        if isinstance(guard, TensorGuard) and isinstance(size, tuple):
-            for dim, value in zip(guard.dims, size, strict=True):
-                if value != dim if isinstance(dim, int) else value not in dim:
-                    return False
-        elif isinstance(guard, IntGuard) and isinstance(size, int) and size not in guard.dim:
-            return False
-    env = _sizes(guards, example)
-    try:
-        return all(relation(env) for relation in guards.where)
-    except ZeroDivisionError:
-        return False
-
-
-def _parse_leaf(record: Json) -> LeafSpec:
+def parse_leaf(record: Json) -> LeafSpec:
     if "dtype" in record:
         return TensorLeaf(
             record["path"], record["dtype"], tuple(record["shape"]), record["layout"], record.get("device", "cpu")
@@ -421,5 +275,5 @@ def _parse_leaf(record: Json) -> LeafSpec:
     return ValueLeaf(record["path"], parse_scalar(record["value"]))
 
 
-def _dump_example(example: Example) -> Json:
+def dump_example(example: Example) -> Json:
     return [list(item) if isinstance(item, tuple) else item for item in example]

@@ -86,7 +86,7 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
         import_modules(job["imports"], folder)
         known = frozenset(torch._C._dispatch_get_all_op_names())
         module = load_source(job["source"], job["args"], folder)
-        session = _Session(job, module, folder)
+        session = ExportSession(job, module, folder)
         programs, of_variant = session.run()
         depends = dependencies(recorder, folder)
     operators = session.custom_operators(programs)
@@ -116,7 +116,7 @@ def _require_imported(job: Mapping[str, Json], operators: Iterable[str], known: 
             )
 
 
-class _Session:
+class ExportSession:
     """One model being exported for all variants of an entry at one precision."""
 
     def __init__(self, job: Mapping[str, Json], module: torch.nn.Module, folder: Path) -> None:
@@ -156,7 +156,7 @@ class _Session:
             family = [wide] if wide else []
             for variant in variants:
                 dims = {name: tuple(bounds) for name, bounds in variant["dims"].items()}
-                number = next((n for n, item in enumerate(family) if reaches(item, self._shape(present), dims)), None)
+                number = next((n for n, item in enumerate(family) if reaches(item, self.shape(present), dims)), None)
                 if number is None:
                     number = len(family)
                     steps = wide.guards if wide else None
@@ -167,7 +167,7 @@ class _Session:
         self._check_state(programs)
         return programs, of_variant
 
-    def _shape(self, absent: tuple[str, ...]) -> Shape:
+    def shape(self, absent: tuple[str, ...]) -> Shape:
         """How the model is called when the optional inputs in `absent` are left out."""
         described = self.job["inputs"]
         unknown = described.keys() - {parameter.name for parameter in self.parameters}
@@ -192,7 +192,7 @@ class _Session:
 
     def _wide(self, absent: tuple[str, ...], variants: Sequence[Json]) -> Program | None:
         """The program with every dim as open as the model allows; None when only fixed forms can be exported."""
-        shape = self._shape(absent)
+        shape = self.shape(absent)
         sizes = example_sizes(shape, variants)
         failure: Exception | None = None
         for open_fixed in (True, False):
@@ -212,7 +212,7 @@ class _Session:
     def _exact(self, absent: tuple[str, ...], dims: Dims, variant: str, steps: Guards | None = None) -> Program:
         """The program of one variant: its fixed sizes fixed, its ranges named dims, of every n-th size where `steps`
         say so."""
-        shape = self._shape(absent)
+        shape = self.shape(absent)
         sizes = {name: inside(bounds) for name, bounds in dims.items()}
         try:
             program = traced(lambda specs: self._export(shape, sizes, specs), shape, dims, steps)
@@ -227,7 +227,7 @@ class _Session:
         self, absent: tuple[str, ...], variants: Sequence[Json], family: Sequence[Program]
     ) -> Iterator[Program]:
         """Programs for declared sizes 0 and 1 that no program of the family reaches, where the model takes them."""
-        shape = self._shape(absent)
+        shape = self.shape(absent)
         for variant in variants:
             dims = {name: tuple(bounds) for name, bounds in variant["dims"].items()}
             for name, size in itertools.product(dims, (1, 0)):
