@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
 
+from aotpack.devices import DEVICES
+from aotpack.manifest_devices import DeviceForm, find_device
 from aotpack.manifest_inputs import (
     ClassInput,
     DictInput,
@@ -45,7 +47,7 @@ from aotpack.manifest_values import (
     matching,
     wrong,
 )
-from aotpack.suggest import describe
+from aotpack.suggest import describe, did_you_mean
 
 __all__ = [
     "Build",
@@ -112,6 +114,18 @@ class CudaTarget(Strict):
     ptx: Annotated[str, matching(r"compute_[0-9]{2,3}[af]?", "a PTX level such as compute_80")] | None = Field(
         default=None, description="also keep PTX of this level, for GPUs that are not listed"
     )
+    device: (
+        Annotated[
+            Annotated[Name, Tag("<device>")] | Annotated[Distinct[Name], Tag("<devices>")],
+            Discriminator(lambda value: "<devices>" if isinstance(value, list | tuple) else "<device>"),
+        ]
+        | None
+    ) = Field(default=None, description="the GPU, such as h200, or one for each architecture: builds without one")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names under `device`."""
+        return (self.device,) if isinstance(self.device, str) else self.device or ()
 
 
 def _target_tag(data: object) -> str:
@@ -215,6 +229,9 @@ class TorchExportEntry(Strict):
     )
     points: Annotated[Many[Point], AfterValidator(_named)] = Field(description="hot shapes")
     inductor: Mapping[str, Scalar] = Field(default={}, description="Inductor options, passed through")
+    tuning: str | None = Field(
+        default=None, description="table of measured kernels for builds without a GPU, such as tuning/encoder.json"
+    )
     verify: Verify = Verify()
     on_miss: OnMiss = OnMiss()
     targets: Distinct[Name] | None = Field(default=None, description="names of targets; default: all of them")
@@ -269,6 +286,9 @@ class Manifest(Strict):
         default={}, description="package -> PEP 440 specifier, checked when built and when loaded"
     )
     targets: Mapping[Name, TargetForm] = Field(min_length=1, description="what to build for, by name")
+    devices: Mapping[Name, DeviceForm] = Field(
+        default={}, description="GPUs beside those that aotpack knows, by the names that targets use"
+    )
     entries: Mapping[Name, EntryForm] = Field(min_length=1, description="what to build, by name")
     build: Build = Build()
     runtime: Runtime = Runtime()
@@ -282,6 +302,21 @@ class Manifest(Strict):
                 raise wrong(
                     f"{operator} is the operator of {owners[operator]!r} too; rename one", "entries", name, "op"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _devices_of_archs(self) -> Self:
+        """Each device of a target is known, and of one of its architectures."""
+        known = {**DEVICES, **{name: form.device(name, DEVICES) for name, form in self.devices.items()}}
+        for target_name, target in self.targets.items():
+            if isinstance(target, CpuTarget):
+                continue
+            for name in target.devices:
+                if name not in known:
+                    raise wrong(f"unknown device {name!r}{did_you_mean(name, known)}", "targets", target_name, "device")
+                if not any(find_device((name,), arch, self.devices) for arch in target.arch):
+                    message = f"{name} is {known[name].arch}, which is not among the target's architectures"
+                    raise wrong(message, "targets", target_name, "device")
         return self
 
     _path: Path = PrivateAttr(default=Path())

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from aotpack.devices import Device
 from aotpack.kernel_plan import KernelPlan, plan_kernel
+from aotpack.manifest_devices import find_device
 from aotpack.manifest_inputs import (
     ClassInput,
     DictInput,
@@ -59,8 +61,12 @@ class VariantPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryPlan:
-    """One entry at one precision for one target: what to export, and what to compile from it. On CUDA for one
-    architecture, `arch` ("" on a CPU)."""
+    """One entry at one precision for one target: what to export, and what to compile from it.
+
+    On CUDA for one architecture, `arch` ("" on a CPU), and for the device `gpu` where the manifest names one: that can
+    be built for without one. `twin` is the export of the same model for a CPU, which such a build shares; `across` is
+    set where it is one (`ways.py`).
+    """
 
     entry: str
     target: str
@@ -70,6 +76,9 @@ class EntryPlan:
     variants: tuple[VariantPlan, ...]
     export: Mapping[str, Json]
     compile: Mapping[str, Json]
+    gpu: Device | None = None
+    twin: Mapping[str, Json] | None = None
+    across: bool = False
 
     @property
     def weights(self) -> str:
@@ -98,7 +107,7 @@ def make_plan(manifest: Manifest, *, only: str = "*", target: str | None = None)
     plans: list[EntryPlan | KernelPlan] = []
     for name, entry in manifest.entries.items():
         if isinstance(entry, TorchExportEntry):
-            plans += _entry_plans(manifest, name, entry)
+            plans += _with_twins(list(_entry_plans(manifest, name, entry)))
         else:
             plans += plan_kernel(manifest, name, entry)
     chosen: list[EntryPlan | KernelPlan] = []
@@ -109,15 +118,19 @@ def make_plan(manifest: Manifest, *, only: str = "*", target: str | None = None)
         if isinstance(plan, KernelPlan):
             chosen += [replace(plan, variants=tuple(itertools.compress(plan.variants, kept)))] if any(kept) else []
         elif any(kept):
-            chosen.append(_replace_variants(plan, tuple(itertools.compress(plan.variants, kept))))
+            chosen.append(_only(plan, kept))
     if not chosen:
         raise ManifestError([Problem("--only", 1, 1, "", f"{only!r} matches no variant; `aotpack plan` lists them")])
     return Plan(manifest, tuple(chosen))
 
 
-def _replace_variants(plan: EntryPlan, variants: tuple[VariantPlan, ...]) -> EntryPlan:
+def _only(plan: EntryPlan, kept: list[bool]) -> EntryPlan:
+    """The plan of the variants that are `kept`; a twin has the same ones in the same order."""
+    twin, variants = plan.twin, tuple(itertools.compress(plan.variants, kept))
+    if twin is not None:
+        twin = {**twin, "variants": list(itertools.compress(twin["variants"], kept))}
     export = {**plan.export, "variants": [variant.record() for variant in variants]}
-    return replace(plan, variants=variants, export=export)
+    return replace(plan, variants=variants, export=export, twin=twin)
 
 
 def _entry_plans(manifest: Manifest, name: str, entry: TorchExportEntry) -> Iterator[EntryPlan]:
@@ -160,8 +173,24 @@ def _entry_plans(manifest: Manifest, name: str, entry: TorchExportEntry) -> Iter
                     "variants": [variant.record() for variant in variants],
                     **({"device": target.kind} if target.kind != "cpu" else {}),
                 },
-                compile={"inductor": dict(entry.inductor), "cpu": {"march": host.march, "simd": host.simd}},
+                compile={
+                    "inductor": dict(entry.inductor),
+                    "cpu": {"march": host.march, "simd": host.simd},
+                    "tuning": entry.tuning,
+                },
+                gpu=find_device(target.devices, arch, manifest.devices) if isinstance(target, CudaTarget) else None,
             )
+
+
+def _with_twins(plans: list[EntryPlan]) -> list[EntryPlan]:
+    """Plans of one entry, those for a GPU with the export for a CPU that is of the same precision: that of a CPU target
+    if there is one, else one for all of them."""
+    on_cpu: dict[str, Mapping[str, Json]] = {}
+    for plan in sorted(plans, key=lambda plan: plan.device != "cpu"):
+        if plan.device == "cpu" or plan.gpu:
+            export = {name: value for name, value in plan.export.items() if name != "device"}
+            on_cpu.setdefault(plan.precision, export)
+    return [replace(plan, twin=on_cpu[plan.precision]) if plan.gpu else plan for plan in plans]
 
 
 HOST_OF_GPU = CpuTarget(kind="cpu")

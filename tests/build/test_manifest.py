@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from aotpack import manifest_inputs, manifest_model, manifest_values, suggest, yaml12
+from aotpack import manifest_devices, manifest_inputs, manifest_model, manifest_values, suggest, yaml12
 from aotpack.manifest import manifest_schema, read_manifest
 from aotpack.manifest_model import (
     CpuTarget,
@@ -715,7 +715,16 @@ def test_mistakes_in_the_file_and_in_overrides_come_together() -> None:
 def test_the_schema_covers_every_key_and_says_what_it_is() -> None:
     schema = manifest_schema()
     assert json.loads(json.dumps(schema)) == schema
-    assert list(schema["properties"]) == ["schema", "bundle", "requires", "targets", "entries", "build", "runtime"]
+    assert list(schema["properties"]) == [
+        "schema",
+        "bundle",
+        "requires",
+        "targets",
+        "devices",
+        "entries",
+        "build",
+        "runtime",
+    ]
     assert schema["required"] == ["schema", "bundle", "targets", "entries"]
     assert schema["additionalProperties"] is False
     definitions = schema["$defs"]
@@ -730,7 +739,9 @@ def test_the_schema_covers_every_key_and_says_what_it_is() -> None:
     ]
 
 
-@pytest.mark.parametrize("module", [manifest_inputs, manifest_model, manifest_values, suggest, yaml12])
+@pytest.mark.parametrize(
+    "module", [manifest_devices, manifest_inputs, manifest_model, manifest_values, suggest, yaml12]
+)
 def test_public_names_exist_and_are_sorted(module: object) -> None:
     names = module.__all__  # type: ignore[attr-defined]
     assert names == sorted(names)
