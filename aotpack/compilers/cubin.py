@@ -106,13 +106,20 @@ def read_cubin(data: bytes) -> Cubin:
 
 def archs_inside(path: Path) -> set[str]:
     """The architectures of the cubins that a shared library carries as data."""
-    data = path.read_bytes()
-    found = (match.start() for match in re.finditer(rb"\x7fELF\x02\x01", data))
-    return {
-        read_cubin(data[start:]).architecture
-        for start in found
-        if int.from_bytes(data[start + 18 : start + 20], "little") == EM_CUDA
-    }
+    return {read_cubin(cubin).architecture for cubin in cubins_inside(path)}
+
+
+def cubins_inside(path: str | Path) -> list[bytes]:
+    """The cubins that a shared library carries as data, in their order. The table of sections is an ELF file's end."""
+    data = Path(path).read_bytes()
+    found = []
+    for match in re.finditer(rb"\x7fELF\x02\x01", data):
+        start = match.start()
+        if int.from_bytes(data[start + 18 : start + 20], "little") == EM_CUDA:
+            (sections,) = struct.unpack_from("<Q", data, start + 40)
+            size, count = struct.unpack_from("<HH", data, start + 58)
+            found.append(data[start : start + sections + size * count])
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ architecture

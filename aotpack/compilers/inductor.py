@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -123,7 +124,7 @@ def _patches(cpu: Mapping[str, Json], folder: Path) -> Iterator[Any]:
     torch out of the library, the paths that are left in it (torch 2.13). Not the job's own folder: the flags are part
     of the key under which torch keeps precompiled headers, which jobs share.
     """
-    from torch._inductor import cpp_builder, cpu_vec_isa
+    from torch._inductor import codecache, cpp_builder, cpu_vec_isa
     from torch._inductor.codegen import cpp_wrapper_cpu
 
     base = {256: cpu_vec_isa.VecAVX2, 512: cpu_vec_isa.VecAVX512}.get(cpu["simd_bits"])
@@ -148,6 +149,25 @@ def _patches(cpu: Mapping[str, Json], folder: Path) -> Iterator[Any]:
         getattr(prefix, "splice_aot", prefix.splice)(_NO_CHECKS)  # the first from torch 2.13 on
 
     yield mock.patch.object(cpp_wrapper_cpu.CppWrapperCpu, "generate_input_output_runtime_checks", no_checks)
+    yield mock.patch.object(codecache, "convert_cubin_to_obj", _embedded, create=True)
+
+
+def _embedded(cubin: str, kernel: str, ld: str, objcopy: str) -> str:
+    """The object file of a cubin, to be linked in; torch's own has symbols by the path of the build's folder first, and
+    the linker orders them by that."""
+    place = Path(f"{cubin}.{kernel}")
+    place.mkdir()
+    shutil.copyfile(cubin, place / "cubin")
+    ends = [
+        word for end in ("start", "end", "size") for word in ("--redefine-sym", f"_binary_cubin_{end}=__{kernel}_{end}")
+    ]
+    data = ["--rename-section", ".data=.rodata,alloc,load,readonly,data,contents"]
+    for command in (
+        [ld, "-r", "-b", "binary", "-z", "noexecstack", "-o", "cubin.o", "cubin"],
+        [objcopy, *data, *ends, "cubin.o"],
+    ):
+        subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
+    return str(place / "cubin.o")
 
 
 _NO_CHECKS = """
