@@ -11,6 +11,12 @@
 #
 #   docker build --target serve-slim -t quickstart-slim .
 #
+# Models for a GPU that the build has not (a target with a `device`): a CUDA build of torch, whose packages bring CUDA's
+# headers, and the same in the serve stage.
+#
+#   docker build --build-arg TORCH=2.11.0 --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 \
+#       --build-arg MANIFEST=my_gpu.yaml -t my-gpu .
+#
 # The build stage has a C++ compiler and the builder. The serve stage has the runtime, torch and the bundle: nothing in
 # it can compile, and what it runs is what `aotpack build` compared with eager.
 
@@ -31,6 +37,7 @@ RUN apt-get update \
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY runtime runtime
+COPY bench/results/cross bench/results/cross
 COPY aotpack aotpack
 RUN pip wheel --no-deps --wheel-dir /wheels ./runtime \
  && pip install ./runtime '.[torch]'
@@ -46,6 +53,7 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=igno
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY runtime runtime
+COPY bench/results/cross bench/results/cross
 COPY aotpack aotpack
 RUN pip wheel --no-deps --wheel-dir /wheels ./runtime \
  && pip install ./runtime '.[triton,nvrtc]'

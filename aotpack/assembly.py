@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from aotpack.compilers.cross.gate import proof_of
+from aotpack.compilers.toolchain import missing_for_gpu
 from aotpack.kernel_assembly import in_order, kernel_entry
 from aotpack.manifest_model import TorchExportEntry
 from aotpack.plan import EntryPlan, Plan
@@ -97,10 +99,32 @@ def make_index(
             "aotpack": importlib.metadata.version("aotpack"),
             "python": f"{sys.version_info.major}.{sys.version_info.minor}",
             "tools": dict(tools),
+            **_across(plan, compiled),
         },
         settings={"cache_max_bytes": manifest.runtime.cache_max_size},
     )
     return Draft(index, parts)
+
+
+def _across(plan: Plan, compiled: Mapping[str, Json]) -> dict[str, Json]:
+    """What is to be said of variants that were built without their GPU: for which, what was chosen where a build on one
+    would have timed, and that nobody has run them."""
+    said: dict[str, Json] = {}
+    for entry in plan.entries:
+        if not isinstance(entry, EntryPlan) or not entry.across:
+            continue
+        for variant in entry.variants:
+            cross = compiled.get(variant.id, {}).get("cross")
+            if cross:
+                why = [kernel["why"] for kernel in cross["kernels"]]
+                said[variant.id] = {
+                    "device": cross["device"],
+                    "attention": cross["attention"],
+                    "kernels": {word: why.count(word) for word in sorted(set(why))},
+                    "proof": proof_of(entry.arch),
+                    "verified": "not on this machine" if missing_for_gpu(entry.arch) else "when it was built",
+                }
+    return {"cross": said} if said else {}
 
 
 def _joined(known: Entry, more: Entry) -> Entry:

@@ -11,13 +11,13 @@ import importlib.metadata
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from aotpack import kernel_jobs, torch_jobs
 from aotpack.assembly import make_index
-from aotpack.compilers.toolchain import cpu_level, gpu_tools, missing_for_gpu, toolchain
+from aotpack.compilers.toolchain import cpu_level, gpu_tools, toolchain
 from aotpack.jobs import Job, Reporter, Result, Runner
 from aotpack.kernel_assembly import tuning_table
 from aotpack.kernel_plan import KernelPlan
@@ -25,6 +25,7 @@ from aotpack.manifest_model import Manifest
 from aotpack.pack import check_replaceable, index_digest, is_current, merge_weights, publish, stage, staging
 from aotpack.plan import EntryPlan, Plan, make_plan
 from aotpack.revisions import VERIFY_REVISION
+from aotpack.ways import impossible, on_its_way
 from aotpack.workers import Workers
 from aotpack_runtime.errors import CompileError, MissingDependency, MissingDevice, UsageError
 from aotpack_runtime.format.codec import dump_guards, dump_outputs
@@ -39,21 +40,6 @@ from aotpack_runtime.store import Store
 Json = Any
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One job as the plan shows it: `status` is cached, or why it is to be done ("new", "changed: source, options")."""
-
-    kind: str
-    name: str
-    target: str
-    status: str
-    needs_gpu: bool = False
-
-    @property
-    def cached(self) -> bool:
-        return self.status == "cached"
-
-
 def build(
     manifest: Manifest,
     out: Path | None = None,
@@ -65,12 +51,14 @@ def build(
     store: Store | None = None,
     reporter: Reporter | None = None,
     tables: bool = True,
+    across: bool = False,
 ) -> Result:
     """Build what `manifest` asks for and publish it at `out` (default `dist/NAME-VERSION`).
 
     Nothing at `out` changes unless the whole bundle is built and verified. With `keep_going` variants that fail are
     left out and named in the result; without it the first failure raises CompileError or SourceError. Without `tables`
-    tuned kernels are built as if they had no table: to be tuned.
+    tuned kernels are built as if they had no table: to be tuned. `across` builds for named devices as if there was no
+    GPU here.
     """
     builder = _Builder(
         make_plan(manifest, only=only, target=target),
@@ -78,18 +66,13 @@ def build(
         reporter or Reporter(),
         keep_going=keep_going,
         tables=tables,
+        across=across,
     )
     place = out or Path("dist", f"{manifest.bundle.name}-{manifest.bundle.version}")
     check_replaceable(Path(os.path.realpath(place)))
     check_requires(manifest.requires)
     with Workers(builder.store, jobs or default_jobs(manifest)) as workers:
         return builder.run(place, workers)
-
-
-def steps(plan: Plan, store: Store | None = None) -> list[Step]:
-    """The jobs of a plan with what a build would do for each; compiles nothing."""
-    builder = _Builder(plan, store or Store(cache_dir() / "build"), Reporter(), keep_going=False)
-    return builder.preview()
 
 
 def default_jobs(manifest: Manifest) -> int:
@@ -129,8 +112,18 @@ def _nvrtc_version() -> str:
 class _Builder:
     """One build: the plan, the store, and what was found or made so far."""
 
-    def __init__(self, plan: Plan, store: Store, reporter: Reporter, *, keep_going: bool, tables: bool = True) -> None:
-        self.plan, self.store, self.reporter = plan, store, reporter
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        reporter: Reporter,
+        *,
+        keep_going: bool,
+        tables: bool = True,
+        across: bool = False,
+    ) -> None:
+        self.plan = on_its_way(plan, across=across, tables=tables)
+        self.store, self.reporter = store, reporter
         self.keep_going, self.tables = keep_going, tables
         self.folder = plan.manifest.path.absolute().parent
         self.result = Result(Path(), "")
@@ -155,40 +148,27 @@ class _Builder:
         self.result.path, self.result.digest = out, index_digest(index)
         return self.result
 
-    def preview(self) -> list[Step]:
-        found: list[Step] = []
-        for entry in self.plan.entries:
-            if _missing_gpu(entry):
-                found += [
-                    Step("aoti", variant.id, entry.target, "needs a GPU", needs_gpu=True) for variant in entry.variants
-                ]
-                continue
-            needs_gpu = isinstance(entry, EntryPlan) and entry.device == "cuda"
-            jobs = _jobs_of(entry)
-            job = jobs.source_job(entry, self.folder)
-            record, why = self.runner.find(job)
-            step = Step(job.kind, job.name, entry.target, why, needs_gpu)
-            found += [step] if step not in found else []
-            if record is None:
-                kind, names = "aoti", [variant.id for variant in entry.variants]
-                if isinstance(entry, KernelPlan):
-                    kind = entry.kind
-                    names = list(dict.fromkeys(kernel_jobs.job_name(entry, variant) for variant in entry.variants))
-                found += [Step(kind, name, entry.target, f"after {job.name}", needs_gpu) for name in names]
-                continue
-            for compile_job in jobs.compile_jobs(entry, record, self.folder):
-                status = self.runner.find(compile_job)[1]
-                found.append(Step(compile_job.kind, compile_job.name, entry.target, status, needs_gpu))
-        return found
-
     def _sources(self, workers: Workers) -> dict[int, Json]:
         """What the first job of each entry gave, by its place in the plan."""
         jobs = {
             number: _jobs_of(entry).source_job(entry, self.folder) for number, entry in enumerate(self.plan.entries)
         }
         self._warm_up(jobs, workers)
-        records = self.runner.run(list({job.name: job for job in jobs.values()}.values()), workers, "source")
-        return {number: self._with_text(records[job.name]) for number, job in jobs.items() if job.name in records}
+        found = self._once(jobs, workers, "source")
+        across = {n: e for n, e in enumerate(self.plan.entries) if isinstance(e, EntryPlan) and e.across}
+        moves = {n: torch_jobs.move_job(e, found.pop(n), self.folder) for n, e in across.items() if n in found}
+        moved = self._once(moves, workers, "move")
+        found |= {number: torch_jobs.own_names(across[number], record) for number, record in moved.items()}
+        return {number: self._with_text(record) for number, record in sorted(found.items())}
+
+    def _once(self, jobs: Mapping[int, Job], workers: Workers, label: str) -> dict[int, Json]:
+        """The record of each job; those that are the same are run once, under the name of the first."""
+        first: dict[str, Job] = {}
+        for job in jobs.values():
+            first.setdefault(job.key, job)
+        records = self.runner.run(list(first.values()), workers, label)
+        named = {number: first[job.key].name for number, job in jobs.items()}
+        return {number: records[name] for number, name in named.items() if name in records}
 
     def _warm_up(self, jobs: Mapping[int, Job], workers: Workers) -> None:
         """Before a model is exported anew, let the workers that have nothing to export get ready to compile."""
@@ -196,7 +176,8 @@ class _Builder:
         exported = [entry for entry in new.values() if isinstance(entry, EntryPlan)]
         if exported:
             most = sum(len(entry.variants) for entry in exported)
-            workers.warm_up(torch_jobs.warm_up_job(exported[0]), busy=len(new), most=most)
+            apart = all(entry.across for entry in exported)
+            workers.warm_up(torch_jobs.warm_up_job(exported[0]), busy=len(new), most=most, apart=apart)
 
     def _with_text(self, record: Json) -> Json:
         """A record of a kernel's source with its text as a file of the store."""
@@ -204,7 +185,7 @@ class _Builder:
 
     def _require_gpu(self) -> None:
         """A torch entry for CUDA without its GPU ends a build before anything is compiled, or is left out."""
-        reasons = {number: _missing_gpu(entry) for number, entry in enumerate(self.plan.entries)}
+        reasons = {number: impossible(entry) for number, entry in enumerate(self.plan.entries)}
         for number, reason in reasons.items():
             entry = self.plan.entries[number]
             if reason and not self.keep_going:
@@ -325,15 +306,21 @@ class _Builder:
         ]
 
     def _verifiable(self, entry: Entry, variant: Variant) -> bool:
-        """Can it be run here? A kernel that cannot is packed unverified, and said to be."""
-        if entry.kernel is None:
-            return True
+        """Can it be run here? A kernel that cannot, and what was built without its GPU, is packed unverified, and said
+        to be."""
         reason = variant.target.reject(this_machine())
-        if reason is None and not entry.verify.get("against"):
+        if entry.kernel is None and (reason is None or not self._is_across(entry.name, variant.target.device)):
+            return True
+        if reason is None and entry.kernel is not None and not entry.verify.get("against"):
             reason = "the manifest gives no `verify`"
         if reason:
             self.result.unverified[variant.id] = reason
         return reason is None
+
+    def _is_across(self, name: str, device: str) -> bool:
+        """Was it built without its GPU? Its programs too were never run on one."""
+        built = [entry for entry in self.plan.entries if isinstance(entry, EntryPlan) and entry.entry == name]
+        return device == "cuda" and any(entry.across for entry in built)
 
     def _verify_key(self, index: Index, entry: str, variant: Any) -> str:
         record = index.entries[entry]
@@ -373,11 +360,6 @@ class _Builder:
 def _jobs_of(entry: EntryPlan | KernelPlan) -> Any:
     """The module that makes the jobs of this kind of entry."""
     return torch_jobs if isinstance(entry, EntryPlan) else kernel_jobs
-
-
-def _missing_gpu(entry: EntryPlan | KernelPlan) -> str | None:
-    """Kernels compile anywhere; AOTInductor wants the device."""
-    return missing_for_gpu(entry.arch) if isinstance(entry, EntryPlan) and entry.device == "cuda" else None
 
 
 def _without(index: Index, bad: set[str]) -> Index:

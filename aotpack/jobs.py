@@ -23,7 +23,10 @@ Json = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One thing to do in a worker: `kind` is its row in `worker.JOBS`, `variants` what is lost when it fails."""
+    """One thing to do in a worker: `kind` is its row in `worker.JOBS`, `variants` what is lost when it fails.
+
+    A `fresh` one has a process for itself; those that are `apart` share processes that see no GPU and do nothing else.
+    """
 
     kind: str
     name: str
@@ -32,6 +35,7 @@ class Job:
     payload: Mapping[str, Json]
     variants: tuple[str, ...]
     fresh: bool = False
+    apart: bool = False
 
     @property
     def key(self) -> str:
@@ -57,8 +61,8 @@ class Result:
 
 
 DONE = {
-    "export": "exported", "aoti": "compiled", "triton": "compiled", "nvrtc": "compiled", "triton_source": "read",
-    "nvrtc_source": "read", "verify": "verified",
+    "export": "exported", "move": "moved", "aoti": "compiled", "cross": "compiled", "triton": "compiled",
+    "nvrtc": "compiled", "triton_source": "read", "nvrtc_source": "read", "verify": "verified",
 }  # fmt: skip
 """Kind of job -> what a person says of one that is done."""
 
@@ -95,7 +99,9 @@ class Runner:
         for job in jobs:
             record, _ = self.find(job)
             if record is None:
-                running.append((job, self.submit(workers, job.kind, job.payload, job.name, fresh=job.fresh)))
+                running.append(
+                    (job, self.submit(workers, job.kind, job.payload, job.name, fresh=job.fresh, apart=job.apart))
+                )
             else:
                 records[job.name] = record
                 self._remember(job)
@@ -110,9 +116,16 @@ class Runner:
         return records
 
     def submit(
-        self, workers: Workers, kind: str, payload: Mapping[str, Json], name: str, *, fresh: bool = False
+        self,
+        workers: Workers,
+        kind: str,
+        payload: Mapping[str, Json],
+        name: str,
+        *,
+        fresh: bool = False,
+        apart: bool = False,
     ) -> Future[Json]:
-        future = workers.submit({**payload, "kind": kind}, fresh=fresh)
+        future = workers.submit({**payload, "kind": kind}, fresh=fresh, apart=apart)
         start = time.perf_counter()
 
         def ended(done: Future[Json]) -> None:

@@ -24,8 +24,11 @@ from aotpack_runtime.store import Store
 
 JOBS = {
     "export": "aotpack.compilers.exported:compile",
+    "move": "aotpack.compilers.cross.moving:compile",
     "aoti": "aotpack.compilers.aoti:compile",
     "aoti_warm": "aotpack.compilers.aoti:warm_up",
+    "cross": "aotpack.compilers.cross.compile:compile",
+    "time": "aotpack.compilers.cross.timing:compile",
     "triton_source": "aotpack.compilers.triton_source:describe",
     "triton": "aotpack.compilers.triton:compile",
     "nvrtc_source": "aotpack.compilers.nvrtc_source:describe",

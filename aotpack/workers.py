@@ -47,24 +47,26 @@ class Workers:
         self._pool.shutdown()
         self._stop()
 
-    def submit(self, job: Mapping[str, Json], *, fresh: bool = False) -> Future[Json]:
-        """Run `job`; `fresh` in a process that has run nothing else."""
-        return self._pool.submit(self._run, job, fresh=fresh)
+    def submit(self, job: Mapping[str, Json], *, fresh: bool = False, apart: bool = False) -> Future[Json]:
+        """Run `job`: `fresh` in a process of its own, `apart` in one that sees no GPU and runs only such jobs."""
+        return self._pool.submit(self._run, job, fresh=fresh, apart=apart)
 
-    def warm_up(self, job: Mapping[str, Json], *, busy: int, most: int) -> None:
+    def warm_up(self, job: Mapping[str, Json], *, busy: int, most: int, apart: bool) -> None:
         """Let workers that the next `busy` jobs leave idle, `most` of them, do `job`, which gets them ready for others.
         What fails in it is left for those to say."""
         for _ in range(min(self._count - busy, most)):
-            self._pool.submit(self._warm, job)
+            self._pool.submit(self._warm, job, apart=apart)
 
-    def _warm(self, job: Mapping[str, Json]) -> None:
+    def _warm(self, job: Mapping[str, Json], *, apart: bool) -> None:
         with contextlib.suppress(AotpackError):
-            self._run(job, fresh=False)
+            self._run(job, fresh=False, apart=apart)
 
-    def _run(self, job: Mapping[str, Json], *, fresh: bool) -> Json:
+    def _run(self, job: Mapping[str, Json], *, fresh: bool, apart: bool) -> Json:
         process = None if fresh else getattr(self._local, "process", None)
+        if process is not None and process.apart != apart:
+            process.stop()
         if process is None or not process.alive:
-            process = _Process(self._store)
+            process = _Process(self._store, apart=apart)
             with self._lock:
                 self._all.append(process)
         try:
@@ -82,17 +84,21 @@ class Workers:
             self._all.clear()
 
 
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
 class _Process:
     """One worker with its pipes and its log."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, apart: bool = False) -> None:
+        self.apart = apart
         scratch = store.root / "build" / "tmp"  # one place for all jobs: torch keeps precompiled headers in TMPDIR
         scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by stop()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "aotpack.worker", str(store.root)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
-            env={**os.environ, "TMPDIR": str(scratch), "PYTHONHASHSEED": "0"},
+            env={**os.environ, "TMPDIR": str(scratch), "PYTHONHASHSEED": "0", **(_NO_GPU if apart else {})},
             start_new_session=True,
         )  # fmt: skip
 

@@ -75,7 +75,7 @@ def _unverified(built: Result) -> list[str]:
     reasons: dict[str, int] = {}
     for reason in built.unverified.values():
         reasons[reason] = reasons.get(reason, 0) + 1
-    lines = [f"{count} kernel variants were compiled and not run here: {reason}" for reason, count in reasons.items()]
+    lines = [f"{count} variants were compiled and not run here: {reason}" for reason, count in reasons.items()]
     return [*built.notes, *lines, *(["run `aotpack verify` on a GPU of their kind"] if lines else [])]
 
 

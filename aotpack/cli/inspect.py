@@ -86,6 +86,7 @@ def _launch(launch: Any) -> dict[str, Any]:
 
 
 def _text(value: dict[str, Any]) -> str:
+    across = value["provenance"].get("cross", {})
     lines = [
         f"{value['name']} {value['version']}  {size_text(value['bytes'])}  sha256 {value['digest']}",
         "built with "
@@ -102,6 +103,9 @@ def _text(value: dict[str, Any]) -> str:
                 f"  {variant['id']}  {variant['kind']}, {variant['tier']}, {size_text(variant['bytes'])}, needs {needs}"
             )
             lines += [f"      {words}" for words in variant["guards"]]
+            if variant["id"] in across:
+                said = across[variant["id"]]
+                lines.append(f"      built without its GPU for a {said['device']}; verified: {said['verified']}")
             if "launch" in variant:
                 launch = variant["launch"]
                 grid, block = ", ".join(launch["grid"]), ", ".join(launch["block"])

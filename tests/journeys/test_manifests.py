@@ -15,9 +15,10 @@ import torch
 from filelock import FileLock
 
 import aotpack_runtime as apr
-from aotpack.build import build, steps
+from aotpack.build import build
 from aotpack.manifest import read_manifest
 from aotpack.plan import make_plan
+from aotpack.steps import steps
 from aotpack_runtime.store import Store
 from tests.support.building import ROOT
 

@@ -1,0 +1,174 @@
+"""The export for a CPU -> the programs of a GPU that is not here, with the same weights.
+
+A model may do something else on a GPU: ask where its arguments are, or make a tensor in a place of its own. So it is
+called with fake tensors in both places, and what it calls of torch is compared: another sequence of calls, or a result
+that stays in host memory, is refused, since a program that was traced on a CPU would not be what eager is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.cuda.amp import common
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from aotpack.compilers.aoti import parse_leaf
+from aotpack.compilers.cross.program import DEVICE, on_fake_gpu
+from aotpack.compilers.exported import ExportSession
+from aotpack.compilers.failures import first_line
+from aotpack.compilers.flat import Flat, Shape
+from aotpack.compilers.modules import import_modules, load_source
+from aotpack.compilers.programs import Program, store_program
+from aotpack.compilers.shapes import LeafSpec, TensorLeaf
+from aotpack.compilers.sizes import distinct, flat_tensors
+from aotpack_runtime.errors import SourceError
+from aotpack_runtime.format.codec import parse_guards, parse_outputs
+from aotpack_runtime.format.guard import Guards, TensorGuard
+from aotpack_runtime.loaders.inputs import make_leaves
+from aotpack_runtime.loaders.programs import read_program
+from aotpack_runtime.store import Store
+
+Json = Any
+log = logging.getLogger("aotpack.export")
+
+
+def compile(job: Mapping[str, Json], store: Store) -> Json:
+    """The record of an export, of programs on a GPU; each keeps under `origin` the one that it was made from.
+
+    SourceError for a model that is another one on a GPU.
+    """
+    export, folder = job["export"], Path(job["folder"])
+    import_modules(job["imports"], folder)
+    session = ExportSession(job, load_source(job["source"], job["args"], folder), folder)
+    for absent in distinct(tuple(variant["absent"]) for variant in job["variants"]):
+        numbers = {job["program_of_variant"][v["id"]] for v in job["variants"] if tuple(v["absent"]) == absent}
+        for number in sorted(numbers):
+            _require_alike(job, session, session.shape(absent), export["programs"][number])
+    return {
+        **{name: value for name, value in export.items() if name != "depends"},
+        "programs": [_moved(program, store) for program in export["programs"]],
+        "program_of_variant": job["program_of_variant"],
+    }
+
+
+def _moved(record: Json, store: Store) -> Json:
+    exported = on_fake_gpu(read_program(store.object(record["file"]["sha256"])))
+    leaves = tuple(placed_leaf(parse_leaf(leaf), "cuda") for leaf in record["leaves"])
+    program = Program(
+        exported=exported,
+        guards=placed(parse_guards(record["guards"]), "cuda"),
+        outputs=parse_outputs(record["outputs"]),
+        compiled_outputs=parse_outputs(record["compiled_outputs"]),
+        shape=Shape((), tuple("*" for _ in leaves), leaves),
+        examples=tuple(tuple(tuple(e) if isinstance(e, list) else e for e in item) for item in record["examples"]),
+    )
+    return {**store_program(program, record["tied"], store), "origin": record["file"]}
+
+
+def placed(guards: Guards, device: str) -> Guards:
+    """`guards` for arguments on a device of this kind."""
+    leaves = [replace(leaf, device=device) if isinstance(leaf, TensorGuard) else leaf for leaf in guards.leaves]
+    return replace(guards, leaves=tuple(leaves))
+
+
+def placed_leaf(leaf: LeafSpec, device: str) -> LeafSpec:
+    return replace(leaf, device=device) if isinstance(leaf, TensorLeaf) else leaf
+
+
+# ------------------------------------------------------------------------------------- is it the same model there?
+
+
+def _require_alike(job: Mapping[str, Json], session: ExportSession, shape: Shape, record: Json) -> None:
+    guards = parse_guards(record["guards"])
+    example = tuple(tuple(item) if isinstance(item, list) else item for item in record["examples"][0])
+    tensors = flat_tensors(guards, make_leaves(guards, example, job["fills"]))
+    flat = Flat(session.module, shape, job["outputs"])
+    try:
+        here, _ = _calls(flat, tensors, "cpu")
+    except Exception as error:
+        log.info("what it does on a GPU cannot be looked at without values: %s", first_line(error))
+        return
+    try:
+        there, results = _calls(flat, tensors, DEVICE)
+    except Exception as error:
+        if "CUDA driver" in str(error) or "NVIDIA driver" in str(error):
+            problem = "an operator of it asks the CUDA driver while it is traced, which takes a GPU"
+            raise SourceError(job["source"], problem, hint="build this target on a GPU") from error
+        raise _another_model(job, f"fails on a GPU: {type(error).__name__}: {first_line(error)}") from error
+    for number, (mine, other) in enumerate(zip(here, there, strict=False)):
+        if mine != other:
+            raise _another_model(job, f"does otherwise on a GPU than on a CPU: call {number} is {other}, not {mine}")
+    if len(here) != len(there):
+        raise _another_model(job, f"does otherwise on a GPU than on a CPU: {len(there)} calls, not {len(here)}")
+    for number, result in enumerate(results):
+        nothing = isinstance(result.numel(), int) and not result.numel()  # it stands in for no result at all
+        if result.device.type == "cpu" and not nothing:
+            raise _another_model(job, f"returns a tensor in host memory when it is on a GPU (result {number})")
+
+
+def _another_model(job: Mapping[str, Json], problem: str) -> SourceError:
+    return SourceError(
+        job["source"], problem,
+        hint="make tensors on the device of the arguments and ask nothing of it, or build this target on a GPU",
+    )  # fmt: skip
+
+
+def _calls(flat: Flat, tensors: list[torch.Tensor], device: str) -> tuple[list[str], list[torch.Tensor]]:
+    """(every call of torch that the model makes, with the dtypes and shapes that it gives; its results), with fake
+    tensors on `device`."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    made: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        return made[id(tensor)]
+
+    with torch.no_grad(), mode, _autocast():
+        owned = {
+            **dict(flat.named_parameters(remove_duplicate=False)),
+            **dict(flat.named_buffers(remove_duplicate=False)),
+        }
+        weights = {name: fake(tensor) for name, tensor in owned.items()}
+        arguments = tuple(fake(tensor) if tensor.numel() or tensor.dim() != 2 else tensor for tensor in tensors)
+        with _Calls() as calls:
+            results = torch.func.functional_call(flat, weights, arguments, tie_weights=False)
+    return calls.seen, list(results)
+
+
+@contextmanager
+def _autocast() -> Iterator[None]:
+    """torch would turn autocast for a GPU off where there is none."""
+    there = mock.patch.object(common, "amp_definitely_not_available", return_value=False)
+    with there, mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True):
+        yield
+
+
+class _Calls(TorchFunctionMode):
+    """Notes each call of torch from the model's own code, by its name and what it gives but not where."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.seen.append(f"{resolve_name(func) or getattr(func, '__name__', func)} -> {_look(result)}")
+        return result
+
+
+def _look(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_look, value))})"
+    return type(value).__name__
