@@ -17,14 +17,18 @@ from aotpack.build import build
 from aotpack.kernel_plan import KernelPlan, candidates, tuned_axes
 from aotpack.kernel_verify import make_arguments
 from aotpack.manifest_model import Manifest
-from aotpack.plan import Plan, make_plan
+from aotpack.plan import EntryPlan, Plan, make_plan
+from aotpack.torch_tuning import PARTS, write_picks
 from aotpack.tuning import SCHEMA, load_table
+from aotpack.workers import Workers
 from aotpack_runtime import load
+from aotpack_runtime.bundle import open_bundle
 from aotpack_runtime.errors import MissingDependency, MissingDevice, UsageError
 from aotpack_runtime.format.gpu import Gpu, parse_arch, reject_cubin
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.kernel_entry import KernelEntry
-from aotpack_runtime.machine import this_machine
+from aotpack_runtime.machine import cache_dir, this_machine
+from aotpack_runtime.store import Store
 
 Json = Any
 
@@ -33,7 +37,9 @@ WARMUP_MS, MEASURED_MS = 25, 100
 
 
 def tune(manifest: Manifest, *, only: str = "*", report: Callable[[str], None] = lambda line: None) -> list[Path]:
-    """Write the table of each entry that is `choose: tuned`, for this GPU's architecture; the paths.
+    """Write the table of each entry that has one (`tuning`), for this GPU's architecture; the paths.
+
+    Kernels are those that are `choose: tuned`; of a torch entry the kernels that a cross build makes for it are timed.
 
     Rows of other architectures stay, if they are of the same candidates. Raises MissingDevice without a GPU,
     MissingDependency without torch or triton, and UsageError when no entry is tuned.
@@ -44,13 +50,15 @@ def tune(manifest: Manifest, *, only: str = "*", report: Callable[[str], None] =
             "tuning needs a CUDA device, and this host has none", hint="run it on a GPU of the target's kind"
         )
     testing = _testing()
-    plans = _tuned(make_plan(manifest, only=only), gpu)
-    if not plans:
+    wanted = make_plan(manifest, only=only)
+    plans, models = _tuned(wanted, gpu), _tuned_models(wanted, gpu)
+    if not plans and not models:
         raise UsageError(
-            "no entry of the manifest is `choose: tuned`", hint="give one `choose: tuned`, `key`, `tuning`"
+            "no entry of the manifest is tuned",
+            hint="give a kernel `choose: tuned`, `key` and `tuning`; a torch entry `tuning`, and its target a `device`",
         )
-    written = []
     with tempfile.TemporaryDirectory() as folder:
+        written = [_tune_model(manifest, model, gpu, Path(folder), report) for model in models]
         for name, plan in plans.items():
             # The table that is to be written need not be there, and may be of other candidates.
             bundle = build(manifest, Path(folder, name), only=name, target=plan.target, tables=False)
@@ -66,6 +74,46 @@ def tune(manifest: Manifest, *, only: str = "*", report: Callable[[str], None] =
             }
             written.append(_write(manifest.path.absolute().parent, plan, str(gpu), measured))
     return written
+
+
+def _tuned_models(plan: Plan, gpu: Gpu) -> list[EntryPlan]:
+    """Torch entries with a table and a device of this GPU's capability; one target each."""
+    found: dict[str, EntryPlan] = {}
+    for entry in plan.entries:
+        if not isinstance(entry, EntryPlan) or entry.gpu is None or not entry.compile["tuning"]:
+            continue
+        if parse_arch(entry.arch).capability == gpu.capability:
+            found.setdefault(entry.entry, entry)
+    return list(found.values())
+
+
+def _tune_model(manifest: Manifest, plan: EntryPlan, gpu: Gpu, folder: Path, report: Callable[[str], None]) -> Path:
+    """Build the entry as if no GPU was here, and time what was chosen between."""
+    store = Store(cache_dir() / "build")
+    made = build(
+        manifest, folder / plan.entry, only=plan.entry, target=plan.target, tables=False, across=True, store=store
+    )
+    index = open_bundle(made.path).index
+    times: dict[str, dict[str, Json]] = {part: {} for part in PARTS}
+    with Workers(store, 1) as workers:
+        for variant in index.entries[plan.entry].variants:
+            record = store.get_record("to_time", variant.artifact.files["model.so"].digest)
+            if record is None:
+                continue
+            name = variant.id
+            seen = workers.submit({"kind": "time", "variant": name, "to_time": record["sha256"]}).result()
+            report(f"{name}: timed {len(seen['kernels'])} kernels, {len(seen['attention'])} calls of attention")
+            for part, found in times.items():
+                found.update(seen[part])
+    path = manifest.path.absolute().parent / str(plan.compile["tuning"])
+    measured = {
+        "gpu": gpu.name,
+        "cuda_driver": ".".join(map(str, gpu.driver)),
+        "tools": dict(index.provenance["tools"]),
+        **times,
+    }
+    write_picks(path, plan.entry, str(gpu), measured)
+    return path
 
 
 def _testing() -> Any:

@@ -7,7 +7,7 @@ what was written to the arguments and to the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -176,6 +176,10 @@ class Reference(Protocol):
         """(result, (leaves afterwards, state afterwards)), begun from `state`."""
         ...
 
+    def calling(self, variant: Variant, leaves: Sequence[Any]) -> Callable[[], Any]:
+        """A call of it with `leaves`, to be timed."""
+        ...
+
 
 class _Program:
     """The widest program of the bundle that takes the call, with the bundle's weights and state."""
@@ -200,6 +204,14 @@ class _Program:
         after = weights.snapshot()
         weights.restore(state)
         return result, (leaves, after)
+
+    def calling(self, variant: Variant, leaves: Sequence[Any]) -> Callable[[], Any]:
+        call = describe(variant.guards.trees, list(leaves), self._entry.device)
+        decision = Dispatcher(self._entry.record.parameter_names, self._entry.programs).choose(call)
+        if isinstance(decision, Miss):
+            raise CompileError(variant.id, f"no program of the bundle takes these sizes: {decision}")
+        serve = self._entry.serve_for(decision.variant)
+        return lambda: serve(*leaves)
 
 
 class _Source:
@@ -242,6 +254,13 @@ class _Source:
                 self.hint = f"forward() sets {', '.join(kept)}: what calls keep is registered with register_buffer()"
             tensors = named_tensors(self._module)
             return result, (leaves, {name: tensors[name].clone() for name in state})
+
+    def calling(self, variant: Variant, leaves: Sequence[Any]) -> Callable[[], Any]:
+        """The model's own call with `leaves`, and nothing else: to be timed."""
+        rest = list(leaves)
+        values = [unflatten(tree, rest) for tree in variant.guards.trees]
+        args, kwargs = split_arguments(self._entry.parameters, values)
+        return lambda: self._module(*args, **kwargs)
 
     def _check_weights(self, session: Session, weight_set: str) -> None:
         """The bundle must hold the weights that the source constructs, bit for bit."""

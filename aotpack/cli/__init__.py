@@ -28,6 +28,7 @@ _COMMANDS = (
     "check",
     "verify",
     "tune",
+    "prove_cross",
     "bench",
     "export",
     "schema",
@@ -37,7 +38,7 @@ _COMMANDS = (
 
 for _name in _COMMANDS:
     _module = import_module(f"aotpack.cli.{_name}")
-    app.command(name=_name)(_module.command)
+    app.command(name=_name.replace("_", "-"))(_module.command)
 app.add_typer(import_module("aotpack.cli.cache").app, name="cache")
 
 

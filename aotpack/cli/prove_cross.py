@@ -1,0 +1,46 @@
+"""`aotpack prove-cross MANIFEST`: build both ways on a GPU, compare, and write the record that opens the gate."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import typer
+
+from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, note, result
+
+
+def command(
+    manifest: Path = typer.Argument(help="A manifest with torch entries for a target that names its device."),
+    out: Path = typer.Option(
+        Path("bench/results/cross"), "-o", "--output", help="Folder of the record TORCH-TRITON-ARCH.json."
+    ),
+    folder: Path | None = typer.Option(None, "--keep", help="Folder to keep the bundles of both ways in."),
+    at: list[str] = typer.Option(
+        [], "--at", metavar="ENTRY:4x128", help="Sizes of the first argument to time as well, in its order of dims."
+    ),
+    sets: list[str] = typer.Option([], "--set", metavar="K=V", help="Change a value of the manifest by its path."),
+    as_json: bool = JSON_OPTION,
+    debug: bool = DEBUG_OPTION,
+) -> int:
+    """Prove that cross builds of this torch and Triton are what builds on this GPU are. Needs a GPU.
+
+    Example: aotpack prove-cross bench/cross.yaml
+    """
+    from aotpack.manifest import read_manifest
+    from aotpack.prove import prove, write_record
+    from aotpack_runtime.errors import UsageError
+
+    wanted: dict[str, list[dict[str, int]]] = {}
+    for text in at:
+        match = re.fullmatch(r"([\w.-]+):(\d+(?:x\d+)*)", text)
+        if match is None:
+            raise UsageError(f"--at is {text!r}; expected an entry and sizes such as bert:4x128")
+        sizes = {str(axis): int(size) for axis, size in enumerate(match[2].split("x"))}
+        wanted.setdefault(match[1], []).append(sizes)
+    record = prove(read_manifest(manifest, sets), folder=folder, at=wanted, report=note)
+    path = write_record(record, out)
+    for failure in record["failures"]:
+        note(f"differs: {failure}")
+    result({"ok": record["passed"], "path": str(path), "record": record}, as_json=as_json, text=str(path))
+    return 0 if record["passed"] else 1
