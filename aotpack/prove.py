@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,7 @@ ROUNDS, CALLS = 7, 10
 def prove(
     manifest: Manifest,
     *,
+    only: str = "*",
     folder: Path | None = None,
     at: Mapping[str, Sequence[Mapping[str, int]]] = {},
     report: Report = lambda line: None,
@@ -61,18 +63,24 @@ def prove(
     with tempfile.TemporaryDirectory() as made, _allowed():
         place = folder or Path(made)
         results: dict[str, dict[str, Result]] = {"cross": {}, "native": {}}
+        start = time.perf_counter()
         for target in targets:
-            for way, done in results.items():
-                out = place / f"{target}-{way}"
-                start = time.perf_counter()
-                done[target] = build(manifest, out, target=target, across=way == "cross", keep_going=True)
-                report(f"built {target} {way} in {time.perf_counter() - start:.0f} s")
+            with ThreadPoolExecutor(2) as pool:
+                building = {
+                    way: pool.submit(
+                        build, manifest, place / f"{target}-{way}", only=only, target=target, across=way == "cross",
+                        keep_going=True,
+                    )
+                    for way in results
+                }  # fmt: skip
+            for way, future in building.items():
+                results[way][target] = future.result()
+            report(f"built {target} both ways in {time.perf_counter() - start:.0f} s")
         entries: dict[str, Json] = {}
         for target in targets:
             pair = {way: done[target] for way, done in results.items()}
-            names = [
-                entry.entry for entry in make_plan(manifest, target=target).entries if isinstance(entry, EntryPlan)
-            ]
+            plan = make_plan(manifest, only=only, target=target)
+            names = [entry.entry for entry in plan.entries if isinstance(entry, EntryPlan)]
             entries |= _compared(pair, names, manifest.path.absolute().parent, at, report)
     torch_version, triton_version = versions()
     ratios = [row["cross_us"] / row["native_us"] for entry in entries.values() for row in entry["latency"]]

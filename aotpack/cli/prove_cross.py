@@ -19,6 +19,7 @@ def command(
     at: list[str] = typer.Option(
         [], "--at", metavar="ENTRY:4x128", help="Sizes of the first argument to time as well, in its order of dims."
     ),
+    only: str = typer.Option("*", "--only", metavar="GLOB", help="Only variants or entries that match."),
     sets: list[str] = typer.Option([], "--set", metavar="K=V", help="Change a value of the manifest by its path."),
     as_json: bool = JSON_OPTION,
     debug: bool = DEBUG_OPTION,
@@ -38,7 +39,7 @@ def command(
             raise UsageError(f"--at is {text!r}; expected an entry and sizes such as bert:4x128")
         sizes = {str(axis): int(size) for axis, size in enumerate(match[2].split("x"))}
         wanted.setdefault(match[1], []).append(sizes)
-    record = prove(read_manifest(manifest, sets), folder=folder, at=wanted, report=note)
+    record = prove(read_manifest(manifest, sets), only=only, folder=folder, at=wanted, report=note)
     path = write_record(record, out)
     for failure in record["failures"]:
         note(f"differs: {failure}")

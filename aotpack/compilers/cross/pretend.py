@@ -96,13 +96,11 @@ def _known(options: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """The linker finds a stub of libcuda; Triton leaves the lines of the build's files out of cubins, and keeps what it
-    compiles where it is thrown away."""
+    """The linker finds a stub of libcuda, and Triton keeps what it compiles where it is thrown away."""
     stub_of_libcuda(folder)
     found = [str(folder), *filter(None, [os.environ.get("LIBRARY_PATH")])]
     return {
         "LIBRARY_PATH": ":".join(found),
-        "TRITON_DISABLE_LINE_INFO": "1",
         "TRITON_CACHE_DIR": str(folder / "triton"),
     }
 
