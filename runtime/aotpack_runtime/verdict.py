@@ -81,10 +81,11 @@ def judge(
         if entry.kernel is not None and verdict == "fits" and _only_ptx(entry, skipped):
             verdict = "fits through PTX, which the driver compiles"
         usable = entry.variants if strict else everything
-        if entry.kernel is not None and all(one.id in skipped for one in usable) and compiles(entry):
+        nothing = all(variant.id in skipped for variant in usable)
+        if nothing and kind == "cuda" and entry.kernel is not None and compiles(entry):
             verdict = "fits once its kernels are compiled here"
             continue
-        if usable and all(variant.id in skipped for variant in usable):
+        if usable and nothing:
             elsewhere[entry.name] = {variant.id: skipped[variant.id] for variant in usable}
             if any(variant.target.device == kind for variant in everything):
                 raise TargetMismatch(f"entry {entry.name!r}", elsewhere[entry.name])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -57,8 +57,8 @@ class KernelMisses:
     def room(self) -> str:
         return ""
 
-    def sample(self, leaves: Sequence[Any]) -> Sample | None:
-        return None
+    def copied(self, leaves: Sequence[Any]) -> Callable[[], Sample | None]:
+        return lambda: None
 
     def _ordinal(self, miss: Miss) -> int:
         """Of the GPU that the call is for: its arrays say so, or the session."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,8 @@ log = logging.getLogger("aotpack.jit")
 
 WEIGHTS_TIMES = 3
 """A child may take this many times the weights, beside what compilers need: zeros to compile with, and a copy."""
-MEMORY_BYTES = 8 << 30
+MEMORY_BYTES = {"cpu": 8 << 30, "cuda": 32 << 30}
+"""Private memory of each process of a child. A CUDA context maps gigabytes that it never touches."""
 DEVICE_BYTES, DEVICE_WEIGHTS_TIMES = 1 << 30, 2
 """Of a GPU a child takes its context and what is tried out, and of the weights zeros to compile with and a copy."""
 
@@ -36,7 +38,7 @@ class ModelMisses:
         self._jit, self._entry = jit, entry
         file = jit.bundle.index.weights_file
         self._weights_bytes = file.size_bytes if file else 0
-        self.memory_bytes = MEMORY_BYTES + WEIGHTS_TIMES * self._weights_bytes
+        self.memory_bytes = MEMORY_BYTES[jit.device.partition(":")[0]] + WEIGHTS_TIMES * self._weights_bytes
 
     def seen(self, miss: Miss, program: Variant | None) -> Seen:
         """What names the call, and whether something may be compiled for it."""
@@ -69,17 +71,31 @@ class ModelMisses:
             return ""
         return f"{self._entry.device} has {free >> 20} MiB free, a compile beside it needs {needed >> 20}"
 
-    def sample(self, leaves: Sequence[Any]) -> Sample | None:
-        """Copies of the arguments, in memory; None where made-up ones are used instead."""
+    def copied(self, leaves: Sequence[Any]) -> Callable[[], Sample | None]:
+        """Copies the arguments; what puts the copies into memory that a child reads, None where made-up arguments are
+        used instead."""
+        save: Callable[[], tuple[int, list[Any]]] | None = None
+        with self._told():
+            save = loader(SAMPLES).copy(leaves)
+
+        def sample() -> Sample | None:
+            with self._told():
+                if save is not None:
+                    descriptor, records = save()
+                    pairs = zip(leaves, records, strict=True)
+                    return Sample(
+                        descriptor, records, [dump_scalar(leaf) if one is None else None for leaf, one in pairs]
+                    )
+            return None
+
+        return sample
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
         try:
-            saved = loader(SAMPLES).save(leaves)
+            yield
         except Exception as error:
             log.debug("%s: arguments are not copied: %s", self._entry.record.name, error)
-            return None
-        if saved is None:
-            return None
-        numbers = [dump_scalar(leaf) if record is None else None for leaf, record in zip(leaves, saved[1], strict=True)]
-        return Sample(saved[0], saved[1], numbers)
 
     def _target(self, program: Variant) -> RecipeTarget | None:
         """The first target of the manifest that this host meets; on a GPU its code is for the one at hand."""

@@ -37,7 +37,7 @@ class Misses(Protocol):
     def seen(self, miss: Miss, program: Variant | None) -> Seen: ...
     def request(self, shape: Shape, *, whole: bool) -> Requested: ...
     def room(self) -> str: ...
-    def sample(self, leaves: Sequence[Any]) -> Sample | None: ...
+    def copied(self, leaves: Sequence[Any]) -> Callable[[], Sample | None]: ...
 
 
 class Watch:
@@ -97,7 +97,7 @@ class Watch:
             return "its stream is being captured: nothing is compiled or loaded meanwhile"
         if shape.due == math.inf and not shape.state:
             return "on_miss says that nothing is compiled (when: never)"
-        ask = self._asked_for(shape, None, whole=False, waits=True)
+        ask = self._asked_for(shape, lambda: None, whole=False, waits=True)
         if ask is not None and not ask.done.wait(self._limits.seconds):
             return f"it is still being compiled after {self._limits.seconds:g} s (max_seconds)"
         return "" if shape.state == "compiled" else shape.state or shape.why
@@ -145,11 +145,11 @@ class Watch:
         its arguments are copied before, since it may write them."""
         capturing, family = is_capturing(), shape.family
         whole = self._changes(family) and family.seconds >= family.due
-        sample = None if capturing else self._misses.sample(leaves)
+        copied = (lambda: None) if capturing else self._misses.copied(leaves)
         if self.background and not capturing:
             shape.due = family.due = math.inf
         elif not capturing:
-            ask = self._asked_for(shape, sample, whole=whole, waits=True)
+            ask = self._asked_for(shape, copied, whole=whole, waits=True)
             if ask is not None and ask.done.wait(self._limits.seconds):
                 now = self._entry.serve_of(shape.call)
                 if now is not None:
@@ -159,8 +159,6 @@ class Watch:
             result = serve(*leaves)
         except BaseException:  # of the model's own: nothing is asked for by a call that it refuses
             if self.background and not capturing:
-                if sample is not None:
-                    sample.close()
                 with self._lock:
                     self._later(shape)
             raise
@@ -169,19 +167,18 @@ class Watch:
         shape.seconds += took
         family.seconds += took
         if self.background and not capturing:
-            self._jit.soon(lambda: self._asked_for(shape, sample, whole=whole))
+            self._jit.soon(lambda: self._asked_for(shape, copied, whole=whole))
         return result
 
-    def _asked_for(self, shape: Shape, sample: Sample | None, *, whole: bool, waits: bool = False) -> Ask | None:
+    def _asked_for(
+        self, shape: Shape, copied: Callable[[], Sample | None], *, whole: bool, waits: bool = False
+    ) -> Ask | None:
         """Ask for a compile that is due, or say when to consider it again. Who `waits` gets what others asked for too:
         they wait with them."""
         with self._lock:
-            ask = self._ask(shape, sample, whole=whole, waits=waits)
-        if ask is None and sample is not None:
-            sample.close()
-        return ask
+            return self._ask(shape, copied, whole=whole, waits=waits)
 
-    def _ask(self, shape: Shape, sample: Sample | None, *, whole: bool, waits: bool) -> Ask | None:
+    def _ask(self, shape: Shape, copied: Callable[[], Sample | None], *, whole: bool, waits: bool) -> Ask | None:
         family = shape.family
         if shape.state not in ("", "asked") or (shape.state == "asked" and not waits):
             return None
@@ -198,7 +195,7 @@ class Watch:
         shape.state = "asked"
         self._asked.setdefault(key, []).append(shape)
         self._jit.miss_log.write(self._entry.record.name, "asked", shape.call, label=request.label)
-        return self._jit.ask(request, sample, self._limits, self._ended)
+        return self._jit.ask(request, copied(), self._limits, self._ended)
 
     def _key(self, request: Requested) -> str:
         return request.key(self._jit.bundle.digest, self._jit.device)
