@@ -180,6 +180,8 @@ class Entry:
         way = self._way(miss, values)
         if not isinstance(way, str):
             return way.serve if self._watch is None else self._watch.watched(miss, way), way.remember
+        if self._watch is not None:
+            self._watch.unserved(miss)
         self.counter("error")()
         raise GuardMiss(self.record.name, miss.reasons, why="; ".join(filter(None, (way, why))) or self.last_words)
 

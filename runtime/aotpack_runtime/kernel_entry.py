@@ -254,7 +254,7 @@ class KernelEntry(Entry):
             except ArtifactError as error:  # this call's numbers are too much for the device; others may not be
                 refused[variant.id] = str(error)
                 continue
-            if variant.artifact.kind == "ptx" and self._behind():
+            if variant.artifact.kind == "ptx" and self.policy == "jit" and self._behind():
                 # The driver has compiled it, for want of machine code: that may come from the source meanwhile.
                 if self._watch.look():
                     continue

@@ -275,7 +275,7 @@ class Session:
             "programs": [program for program in record.programs if program.id not in self.skipped],
             "skipped": [(item.id, self.skipped[item.id]) for item in record.variants if item.id in self.skipped],
         }
-        watch = self._watch if shared["policy"] == "jit" else None
+        watch = self._watch if shared["policy"] == "jit" or os.environ.get("AOTPACK_MISS_LOG") else None
         if record.kernel is None:
             shared["device"] = self._torch_device
 
@@ -301,11 +301,14 @@ class Session:
 
     def _watch(self, entry: TorchEntry | KernelEntry) -> Any:
         """What looks at the misses of `entry`: made at its first, as is what all of them share."""
+        from aotpack_runtime.jit.counted import Counted
         from aotpack_runtime.jit.kernel_misses import KernelMisses
         from aotpack_runtime.jit.model_misses import ModelMisses
         from aotpack_runtime.jit.watch import Misses, Watch
 
         self._require_open()
+        if entry.policy != "jit":
+            return Counted(entry.record.name)
         behind = self._behind()
         misses: Misses = ModelMisses(behind, entry) if isinstance(entry, TorchEntry) else KernelMisses(behind, entry)
         return Watch(behind, entry, misses, {**entry.record.on_miss, **self._on_miss})

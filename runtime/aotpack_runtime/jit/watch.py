@@ -102,6 +102,12 @@ class Watch:
             return f"it is still being compiled after {self._limits.seconds:g} s (max_seconds)"
         return "" if shape.state == "compiled" else shape.state or shape.why
 
+    def unserved(self, miss: Miss) -> None:
+        """A call that nothing serves is a miss too; one of a kernel was counted when it began to wait."""
+        shape = self._shape(miss, None)
+        if self._entry.record.kernel is None:
+            shape.calls += 1
+
     def refused(self, variant: Variant) -> None:
         """A variant of the overlay did not load: it is dropped, and compiled anew when it is asked for again."""
         with self._lock:
@@ -289,11 +295,7 @@ class Watch:
 
     def close(self) -> None:
         """Write the counts of all shapes to the miss log."""
-        for shape in self._shapes.all() if self._jit.miss_log else ():
-            self._jit.miss_log.write(
-                self._entry.record.name, "total", shape.call,
-                calls=shape.calls, seconds=round(shape.seconds, 6), state=shape.state or shape.why,
-            )  # fmt: skip
+        self._jit.miss_log.totals(self._entry.record.name, self._shapes)
 
     def status(self) -> dict[str, Json]:
         """For `Session.status()`."""
