@@ -31,9 +31,9 @@ from aotpack_runtime.store import Store
 from aotpack_runtime.torch_entry import TorchEntry
 
 Json = Any
-SELECTED = {"cpp_cache_precompile_headers": False}
-"""Of Inductor: headers precompiled for one variant save nothing (19.7 and 19.8 CPU seconds, torch 2.13), and kept for
-the next one a killed compile would leave half of them."""
+SELECTED = {"aot_inductor.precompile_headers": False}
+"""Of Inductor: headers precompiled for one variant cost more than they save (23 CPU seconds with them, 14 without; the
+`mlp` of the tests, torch 2.13, two busy cores), and kept for the next one a killed compile would leave half of them."""
 TIMED_S, TIMED_CALLS = 0.5, 20
 
 

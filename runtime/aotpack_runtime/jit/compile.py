@@ -119,6 +119,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "HOME": str(folder), "USER": "aotpack", "LOGNAME": "aotpack", **kept,
         "PYTHONPATH": os.pathsep.join(path), "PYTHONHASHSEED": "0", "TMPDIR": str(folder),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TRITON_CACHE_DIR": str(folder / "triton"),
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from aotpack_runtime.format.choice import Axes, Choice
 from aotpack_runtime.format.expression import Expression
@@ -29,6 +29,9 @@ MOST_COMBINATIONS = 20_000
 """Of axes, looked through for one miss: a fifth of a second."""
 LARGEST = 1 << 20
 """A new value of an axis is at most this: no block of Triton's has more elements."""
+
+CHANGED = 2
+"""What a word that is said anew costs, in new values of axes: those are the manifest's own way to say it."""
 
 _AXIS = re.compile(r"\{(\w+)\}")
 _C_OF_DTYPE = {dtype: word for word, dtype in reversed(C_DTYPES.items())}
@@ -134,6 +137,13 @@ class _Candidate:
     cost: int
 
 
+class _Refusal(NamedTuple):
+    """Why a combination does not take the call; `stage` is how far it came."""
+
+    stage: int
+    why: str
+
+
 class _Search:
     """Through what the axes may be: what the manifest lists first, then one axis of numbers with a value of its own."""
 
@@ -152,30 +162,29 @@ class _Search:
             if isinstance(found, str):
                 return found
             values[axis] = found
-        reason = ""
+        refused = _Refusal(0, "no value of its axes takes this call")
         for more in self._widened(values):
             if math.prod(map(len, more.values())) * max(len(self.terms.configs), 1) > MOST_COMBINATIONS:
                 return "its axes have too many combinations to look for one that takes this call"
             candidates, why = self._candidates(more)
-            reason = reason or why
+            refused = max(refused, why)
             if candidates:
                 least = min(candidate.cost for candidate in candidates)
                 fits = [candidate for candidate in candidates if candidate.cost == least]
                 ints = {name: leaf for name, leaf in self._leaves.items() if type(leaf) is int}
                 return choice.pick(fits, ints, capability)
-        return reason or "no value of its axes takes this call"
+        return refused.why
 
     def _values(self, axis: str, listed: tuple[int | str, ...]) -> list[_Value] | str:
         """Values of an axis with which all parameters that follow it alone take the call; of an axis that decides no
         type, those of the manifest."""
         known = [_Value(value) for value in listed]
-        followers = [name for name, used in self._used.items() if used == (axis,)]
+        followers = [name for name, used in self._used.items() if axis in used]
         if not followers:
             return known
         found, reason = [], ""
         for value in (*known, *self._new_words(axis, listed)):
-            text = value.spelled or self.terms.spelling(axis, value.value, {})
-            fits = [self._fit(name, self.terms.params[name].replace(f"{{{axis}}}", text)) for name in followers]
+            fits = [self._best_fit(name, axis, value) for name in followers]
             problems = [fit for fit in fits if isinstance(fit, str)]
             reason = reason or next(iter(problems), "")
             if not problems:
@@ -183,6 +192,23 @@ class _Search:
                 found.append((dropped + value.cost, value))
         least = min((cost for cost, _ in found), default=0)
         return [value for cost, value in found if cost == least] or reason
+
+    def _best_fit(self, name: str, axis: str, value: _Value) -> tuple[str, int] | str:
+        """How well a parameter takes its argument with this value of one of its axes, whatever the others are."""
+        others = [other for other in self._used[name] if other != axis]
+        ways = [[_Value(one) for one in self.terms.axes[other]] for other in others]
+        ways = [
+            [*way, *self._new_words(other, self.terms.axes[other])] for other, way in zip(others, ways, strict=True)
+        ]
+        fits = []
+        for chosen in itertools.product(*ways):
+            spelling = dict(zip([axis, *others], map(self._spelled, [axis, *others], [value, *chosen]), strict=True))
+            fits.append(self._fit(name, self.terms.params[name].format(**spelling)))
+        taken = [fit for fit in fits if not isinstance(fit, str)]
+        return min(taken, key=lambda fit: fit[1]) if taken else fits[0]
+
+    def _spelled(self, axis: str, value: _Value) -> str:
+        return value.spelled or self.terms.spelling(axis, value.value, {})
 
     def _new_words(self, axis: str, listed: tuple[int | str, ...]) -> Iterator[_Value]:
         """Types, and hints of alignment, that templates may be filled with beside those of the manifest."""
@@ -209,44 +235,44 @@ class _Search:
                     continue
                 yield {**values, axis: [_Value(value, 1) for value in new if value not in numbers]}
 
-    def _candidates(self, values: Mapping[str, list[_Value]]) -> tuple[list[_Candidate], str]:
-        """Those that take the call, the smallest numbers first; and what is against the last that does not."""
+    def _candidates(self, values: Mapping[str, list[_Value]]) -> tuple[list[_Candidate], _Refusal]:
+        """Those that take the call, the smallest numbers first; and what is against the one that came furthest."""
         found: list[tuple[tuple[int, ...], _Candidate]] = []
-        reason = ""
+        refused = _Refusal(0, "")
         order = {axis: {value: place for place, value in enumerate(listed)} for axis, listed in self.terms.axes.items()}
         for chosen in itertools.product(*values.values()):
             for config in self.terms.configs or ({},):
                 axes = {**{axis: one.value for axis, one in zip(values, chosen, strict=True)}, **config}
                 spelled = {axis: one.spelled for axis, one in zip(values, chosen, strict=True) if one.spelled}
                 made = self._candidate(axes, spelled, sum(one.cost for one in chosen))
-                if isinstance(made, str):
-                    reason = made
+                if isinstance(made, _Refusal):
+                    refused = max(refused, made)
                     continue
                 sizes = [one.value if isinstance(one.value, int) else order[axis].get(one.value, len(order[axis]))
                          for axis, one in zip(values, chosen, strict=True)]  # fmt: skip
                 found.append((tuple(sizes), made))
-        return [made for _, made in sorted(found, key=lambda pair: pair[0])], reason
+        return [made for _, made in sorted(found, key=lambda pair: pair[0])], refused
 
-    def _candidate(self, axes: Axes, spelled: Mapping[str, str], cost: int) -> _Candidate | str:
+    def _candidate(self, axes: Axes, spelled: Mapping[str, str], cost: int) -> _Candidate | _Refusal:
         numbers = {name: value for name, value in axes.items() if isinstance(value, int)}
         if not all(_holds(relation, numbers) for relation in self.terms.where):
-            return "where: no combination of its axes"
+            return _Refusal(1, "`where` lets no such combination of its axes through")
         words: dict[str, str] = {}
         new = {str(axes[axis]): text for axis, text in spelled.items()}
         for name, text in self.terms.params.items():
             spelling = {axis: self.terms.spelling(axis, axes[axis], new) for axis in self._used[name]}  # type: ignore[arg-type]
             fit = self._fit(name, text.format(**spelling))
             if isinstance(fit, str):
-                return fit
+                return _Refusal(2, fit)
             words[name] = fit[0]
             cost += fit[1]
         env = numbers | {name: leaf for name, leaf in self._leaves.items() if type(leaf) is int}
         for guard in self.terms.guards:
             if not _holds(guard, env):
-                return f"the manifest's guard does not hold: {guard}"
+                return _Refusal(3, f"the manifest's guard does not hold: {guard}")
         for extent, low, high in self.terms.limits:
             if extent.names <= env.keys() and not low <= _value(extent, env) <= high:
-                return f"expected {extent} in [{low}, {high}], actual {_value(extent, env)}"
+                return _Refusal(4, f"expected {extent} in [{low}, {high}], actual {_value(extent, env)}")
         return _Candidate(axes, spelled, words, cost)
 
     def _fit(self, name: str, text: str) -> tuple[str, int] | str:
@@ -280,9 +306,9 @@ def fit_word(name: str, word: Word, text: str, leaf: Leaf, *, free: bool) -> tup
                 wanted = f"{low} to {high}" if not fits else f"a multiple of {word.divisor}, which C++ may rely on"
                 return f"{name}: expected {wanted}, got {leaf}"
             if fits:
-                return word.type, 1
+                return word.type, CHANGED
             wide = next((wide for wide, bits in (("i32", 31), ("i64", 63)) if -(1 << bits) <= leaf < 1 << bits), "")
-            return (wide, 1) if wide else f"{name}: {leaf} is beyond 64 bits"
+            return (wide, CHANGED) if wide else f"{name}: {leaf} is beyond 64 bits"
         case "float":
             return (text, 0) if type(leaf) in (float, int) else f"{name}: expected a float, got {describe(leaf)}"
         case _:
@@ -306,7 +332,7 @@ def _fit_pointer(name: str, word: Word, text: str, leaf: Leaf, *, free: bool) ->
     if element is None:
         return f"{name}.dtype: Triton has no {leaf.dtype}"
     hint = f":{word.divisor}" if word.divisor > 1 and aligned else ""
-    return f"*{'k' if word.const else ''}{element}{hint}", (not same) + (not aligned)
+    return f"*{'k' if word.const else ''}{element}{hint}", CHANGED * ((not same) + (not aligned))
 
 
 def _holds(relation: Expression, env: Mapping[str, int]) -> bool:
