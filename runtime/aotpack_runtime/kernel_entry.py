@@ -60,7 +60,7 @@ class KernelEntry(Entry):
         self._aside: dict[int, dict[str, str]] = {}
         self._streams = threading.local()
         self._written = frozenset(record.kernel.writes)
-        ways = KERNEL_POLICIES[self.policy] if record.on_miss.get("reference") else ()
+        ways = KERNEL_POLICIES.get(self.policy, ()) if record.on_miss.get("reference") else ()
         self._fallbacks = [import_module(FALLBACKS[way]).Fallback(self) for way in ways]
         self._read_for(record.variants)
 

@@ -176,6 +176,7 @@ def test_a_recipe_is_read_back_in_the_manifest_s_order() -> None:
         pytest.param({"manifest": "{"}, id="no-json"),
         pytest.param({"manifest": '{"kind": "hip"}'}, id="kind"),
         pytest.param({"manifest": '{"kind": "triton", "kind": "nvrtc"}'}, id="twice"),
+        pytest.param({"manifest": '{"kind": "triton", "params": {"x": "*{T}"}, "axes": {}, "grid": []}'}, id="no-axis"),
         pytest.param({"manifest": '{"kind": "triton", "params": {"x": 1}, "axes": {}, "grid": []}'}, id="word"),
     ],
 )

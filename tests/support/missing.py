@@ -118,7 +118,8 @@ class Server:
         context.set_forkserver_preload(PRELOADED)
         self._result, result = context.Pipe(duplex=False)
         self._errors = tempfile.NamedTemporaryFile("r")  # noqa: SIM115 - as long as the server is looked at
-        arguments = (result, self._errors.name, environment(cache, **more), (str(bundle), str(rows), *words))
+        variables = environment(cache, **{"CXX": CXX, **more})
+        arguments = (result, self._errors.name, variables, (str(bundle), str(rows), *words))
         self._process = context.Process(target=_serve_forked, args=arguments)
         self._process.start()
         result.close()

@@ -21,6 +21,7 @@ MOST_FILES = 512
 """A source with more files than this (a library of headers) is not carried."""
 
 _PART = re.compile(r"[A-Za-z0-9_+@=-][A-Za-z0-9_+@=. -]{0,127}")
+_AXIS = re.compile(r"\{(\w+)\}")
 _WORDS: Mapping[str, Callable[[str], Word]] = {"triton": triton_word, "nvrtc": c_word}
 
 
@@ -49,6 +50,16 @@ class Terms:
         return str(value) if known is None else known.get(str(value)) or new[str(value)]
 
 
+def axes_in(template: str) -> tuple[str, ...]:
+    """Axes that stand in a parameter's template: {dtype}."""
+    return tuple(dict.fromkeys(_AXIS.findall(template)))
+
+
+def filled(template: str, spelling: Mapping[str, str]) -> str:
+    """A template with its axes spelled out. Not `str.format`: the text is a bundle's."""
+    return _AXIS.sub(lambda match: spelling[match[1]], template)
+
+
 def terms_of(recipe: KernelRecipe) -> Terms:
     """ValueError, TypeError or KeyError for what is no entry of a manifest."""
     entry = recipe.manifest
@@ -56,6 +67,9 @@ def terms_of(recipe: KernelRecipe) -> Terms:
     if kind not in _WORDS:
         raise ValueError(f"a kernel of kind {str(kind)[:40]!r}")
     axes = entry["axes" if kind == "triton" else "template"]
+    for name, text in entry["params"].items():
+        if unknown := set(axes_in(_text(text))) - axes.keys():
+            raise ValueError(f"the parameter {name!r} follows {min(unknown)!r}, which is no axis")
     extents = [*zip(entry["grid"], (0, 0, 0), GRID_LIMITS, strict=False)]
     extents += [(text, 1, BLOCK_LIMIT) for text in entry.get("block", ())]
     return Terms(

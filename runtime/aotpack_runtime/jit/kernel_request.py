@@ -20,7 +20,7 @@ from aotpack_runtime.format.fingerprint import fingerprint
 from aotpack_runtime.format.gpu import Gpu, parse_arch
 from aotpack_runtime.format.guard import DescriptorGuard, PointerGuard, describe
 from aotpack_runtime.format.index import Entry
-from aotpack_runtime.format.kernel_recipe import Terms, terms_of
+from aotpack_runtime.format.kernel_recipe import Terms, axes_in, filled, terms_of
 from aotpack_runtime.format.tensor import Call, Leaf, TensorMeta
 from aotpack_runtime.format.words import C_DTYPES, TRITON_DTYPES, Word
 
@@ -33,7 +33,6 @@ LARGEST = 1 << 20
 CHANGED = 2
 """What a word that is said anew costs, in new values of axes: those are the manifest's own way to say it."""
 
-_AXIS = re.compile(r"\{(\w+)\}")
 _C_OF_DTYPE = {dtype: word for word, dtype in reversed(C_DTYPES.items())}
 _TRITON_OF_DTYPE = {dtype: word for word, dtype in TRITON_DTYPES.items()}
 
@@ -149,7 +148,7 @@ class _Search:
 
     def __init__(self, terms: Terms, leaves: Mapping[str, Leaf]) -> None:
         self.terms, self._leaves = terms, leaves
-        self._used = {name: tuple(dict.fromkeys(_AXIS.findall(text))) for name, text in terms.params.items()}
+        self._used = {name: axes_in(text) for name, text in terms.params.items()}
 
     def numbers(self) -> dict[str, int | float | bool]:
         return {name: leaf for name, leaf in self._leaves.items() if isinstance(leaf, int | float)}
@@ -203,7 +202,7 @@ class _Search:
         fits = []
         for chosen in itertools.product(*ways):
             spelling = dict(zip([axis, *others], map(self._spelled, [axis, *others], [value, *chosen]), strict=True))
-            fits.append(self._fit(name, self.terms.params[name].format(**spelling)))
+            fits.append(self._fit(name, filled(self.terms.params[name], spelling)))
         taken = [fit for fit in fits if not isinstance(fit, str)]
         return min(taken, key=lambda fit: fit[1]) if taken else fits[0]
 
@@ -261,7 +260,7 @@ class _Search:
         new = {str(axes[axis]): text for axis, text in spelled.items()}
         for name, text in self.terms.params.items():
             spelling = {axis: self.terms.spelling(axis, axes[axis], new) for axis in self._used[name]}  # type: ignore[arg-type]
-            fit = self._fit(name, text.format(**spelling))
+            fit = self._fit(name, filled(text, spelling))
             if isinstance(fit, str):
                 return _Refusal(2, fit)
             words[name] = fit[0]
@@ -283,6 +282,8 @@ class _Search:
             return str(error)
         if word.kind == "constexpr":
             return text, 0
+        if name not in self._leaves:
+            return f"{name} is no argument of the entry"
         return fit_word(name, word, text, self._leaves[name], free=self.terms.kind == "triton")
 
 

@@ -36,6 +36,8 @@ class ModelMisses:
 
     def __init__(self, jit: Jit, entry: Served) -> None:
         self._jit, self._entry = jit, entry
+        if jit.unavailable:
+            jit.say(f"misses are served without compiling behind them: {jit.unavailable}")
         file = jit.bundle.index.weights_file
         self._weights_bytes = file.size_bytes if file else 0
         self.memory_bytes = MEMORY_BYTES[jit.device.partition(":")[0]] + WEIGHTS_TIMES * self._weights_bytes

@@ -130,8 +130,6 @@ class Jit:
         self._started = time.monotonic()
         if self.distrusted:
             self.say(f"the overlay is not used: {self.distrusted}")
-        if self.unavailable:
-            self.say(f"misses are served without compiling behind them: {self.unavailable}")
 
     def overlays(self) -> list[Overlay]:
         """Where variants may be, the shared one first."""

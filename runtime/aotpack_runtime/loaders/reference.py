@@ -19,7 +19,7 @@ def load(record: Entry) -> Callable[..., None]:
     """A function of the entry's arguments in order, all its tensors torch's. SourceError when the reference cannot be
     imported, or is not the one that the bundle was built with."""
     assert record.kernel is not None
-    source, names, writes = str(record.verify["against"]), record.parameter_names, record.kernel.writes
+    source, names, writes = str(record.verify.get("against")), record.parameter_names, record.kernel.writes
     reference = import_reference(source, record.source.files)
 
     def run(*values: Any) -> None:
