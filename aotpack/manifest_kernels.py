@@ -128,7 +128,7 @@ class KernelOnMiss(Strict):
     max_jit: Size = Field(default=4, description="variants that misses may add")
     when: Literal["at_once", "never"] = Field(default="at_once", description="compile at the first miss, or never here")
     max_seconds: Positive = Field(default=120, description="what one compile may take, and a call that waits for it")
-    max_memory: Bytes | None = Field(default=None, description="for each process of such a compile; default: 8GiB")
+    max_memory: Bytes | None = Field(default=None, description="for each process of such a compile; default: 32GiB")
 
 
 class KernelEntry(Strict):

@@ -11,6 +11,7 @@ from aotpack_runtime.format.index import Entry, Variant
 from aotpack_runtime.jit.compile import unavailable
 from aotpack_runtime.jit.decide import When
 from aotpack_runtime.jit.kernel_request import KernelRequest, call_key, kernel_request
+from aotpack_runtime.jit.model_misses import MEMORY_BYTES
 from aotpack_runtime.jit.observed import Seen, Shape
 from aotpack_runtime.jit.request import words
 from aotpack_runtime.jit.service import Jit, Sample, Served
@@ -27,7 +28,7 @@ class KernelMisses:
     """
 
     when: When = "at_once"
-    seconds, memory_bytes = 120.0, 8 << 30
+    seconds, memory_bytes = 120.0, MEMORY_BYTES["cuda"]
 
     def __init__(self, jit: Jit, entry: Served) -> None:
         self._jit, self._entry = jit, entry
