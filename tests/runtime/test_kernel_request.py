@@ -11,7 +11,6 @@ from aotpack_runtime.format.choice import Choice, Rule, Timed
 from aotpack_runtime.format.expression import parse
 from aotpack_runtime.format.gpu import Gpu
 from aotpack_runtime.format.index import Entry, File, Kernel, KernelRecipe, Parameter, Source
-from aotpack_runtime.format.index_json import _dump_file, _parse_file
 from aotpack_runtime.format.kernel_recipe import dump_kernel_recipe, parse_kernel_recipe
 from aotpack_runtime.format.tensor import Call, TensorMeta
 from aotpack_runtime.format.tree import LEAF
@@ -158,7 +157,7 @@ def test_a_key_is_of_what_comes_out_and_not_of_the_call() -> None:
 
 def test_a_recipe_is_read_back_in_the_manifest_s_order() -> None:
     recipe = KernelRecipe(manifest=TRITON, files={"kernels/k.py": FILE}, archs=("sm_90",))
-    found = parse_kernel_recipe(dump_kernel_recipe(recipe, _dump_file), _parse_file)
+    found = parse_kernel_recipe(dump_kernel_recipe(recipe))
     assert found == recipe
     assert list(found.manifest["params"]) == list(TRITON["params"])
 
@@ -181,6 +180,6 @@ def test_a_recipe_is_read_back_in_the_manifest_s_order() -> None:
     ],
 )
 def test_a_recipe_that_is_none_is_refused(change: Json) -> None:
-    record = dump_kernel_recipe(KernelRecipe(manifest=TRITON, files={"k.py": FILE}, archs=("sm_90",)), _dump_file)
+    record = dump_kernel_recipe(KernelRecipe(manifest=TRITON, files={"k.py": FILE}, archs=("sm_90",)))
     with pytest.raises((ValueError, TypeError, KeyError)):
-        parse_kernel_recipe({**record, **change}, _parse_file)
+        parse_kernel_recipe({**record, **change})

@@ -57,7 +57,7 @@ def parse_entry(name: str, value: Json, variants: Callable[[str], tuple[Variant,
 
 
 def _dump_kernel(kernel: Kernel) -> Json:
-    recipe = {} if kernel.recipe is None else {"recipe": dump_kernel_recipe(kernel.recipe, dump_file)}
+    recipe = {} if kernel.recipe is None else {"recipe": dump_kernel_recipe(kernel.recipe)}
     return {
         "text": dump_file(kernel.text),
         "suffix": kernel.suffix,
@@ -77,7 +77,7 @@ def _parse_kernel(value: Json) -> Kernel:
         types=tuple(text(item) for item in value["types"]),
         operator=text(value["operator"]),
         choice=parse_choice(value["choice"]),
-        recipe=parse_kernel_recipe(value["recipe"], parse_file) if "recipe" in value else None,
+        recipe=parse_kernel_recipe(value["recipe"]) if "recipe" in value else None,
     )
     layout.source(kernel.text.digest, kernel.suffix)
     return kernel

@@ -12,8 +12,9 @@ from aotpack_runtime.format.choice import Axes
 from aotpack_runtime.format.codec import no_duplicates
 from aotpack_runtime.format.expression import Expression, parse
 from aotpack_runtime.format.gpu import parse_arch
-from aotpack_runtime.format.index import File, KernelRecipe
+from aotpack_runtime.format.index import KernelRecipe
 from aotpack_runtime.format.launch import BLOCK_LIMIT, GRID_LIMITS
+from aotpack_runtime.format.plain import dump_file, parse_file, text
 from aotpack_runtime.format.words import Word, c_word, triton_word
 
 Json = Any
@@ -67,24 +68,24 @@ def terms_of(recipe: KernelRecipe) -> Terms:
     if kind not in _WORDS:
         raise ValueError(f"a kernel of kind {str(kind)[:40]!r}")
     axes = entry["axes" if kind == "triton" else "template"]
-    for name, text in entry["params"].items():
-        if unknown := set(axes_in(_text(text))) - axes.keys():
+    for name, template in entry["params"].items():
+        if unknown := set(axes_in(text(template))) - axes.keys():
             raise ValueError(f"the parameter {name!r} follows {min(unknown)!r}, which is no axis")
     extents = [*zip(entry["grid"], (0, 0, 0), GRID_LIMITS, strict=False)]
-    extents += [(text, 1, BLOCK_LIMIT) for text in entry.get("block", ())]
+    extents += [(extent, 1, BLOCK_LIMIT) for extent in entry.get("block", ())]
     return Terms(
         kind=kind,
-        params={name: _text(text) for name, text in entry["params"].items()},
+        params={name: text(template) for name, template in entry["params"].items()},
         axes={name: tuple(map(_value, values)) for name, values in axes.items()},
         spelled={name: dict(values) for name, values in axes.items() if isinstance(values, Mapping)},
         configs=tuple({name: _value(one) for name, one in config.items()} for config in entry.get("configs", ())),
-        where=tuple(parse(_text(text)) for text in entry["where"]),
-        guards=tuple(parse(_text(text)) for text in entry["guards"]),
-        limits=tuple((parse(_text(text)), low, high) for text, low, high in extents),
+        where=tuple(parse(text(relation)) for relation in entry["where"]),
+        guards=tuple(parse(text(relation)) for relation in entry["guards"]),
+        limits=tuple((parse(text(extent)), low, high) for extent, low, high in extents),
     )
 
 
-def dump_kernel_recipe(recipe: KernelRecipe, dump_file: Callable[[File], Json]) -> Json:
+def dump_kernel_recipe(recipe: KernelRecipe) -> Json:
     return {
         "manifest": json.dumps(recipe.manifest, separators=(",", ":")),  # as text: parameters and axes have an order
         "files": {path: dump_file(file) for path, file in recipe.files.items()},
@@ -92,15 +93,15 @@ def dump_kernel_recipe(recipe: KernelRecipe, dump_file: Callable[[File], Json]) 
     }
 
 
-def parse_kernel_recipe(value: Json, parse_file: Callable[[Json], File]) -> KernelRecipe:
+def parse_kernel_recipe(value: Json) -> KernelRecipe:
     for path in value["files"]:
         check_path(path)
     if len(value["files"]) > MOST_FILES:
         raise ValueError(f"a source of {len(value['files'])} files, at most {MOST_FILES}")
     recipe = KernelRecipe(
-        manifest=dict(json.loads(_text(value["manifest"]), object_pairs_hook=no_duplicates)),
+        manifest=dict(json.loads(text(value["manifest"]), object_pairs_hook=no_duplicates)),
         files={path: parse_file(file) for path, file in value["files"].items()},
-        archs=tuple(parse_arch(_text(arch)).text for arch in value["archs"]),
+        archs=tuple(parse_arch(text(arch)).text for arch in value["archs"]),
     )
     terms_of(recipe)
     return recipe
@@ -115,10 +116,4 @@ def check_path(path: str) -> None:
 def _value(value: Json) -> int | str:
     if not isinstance(value, int | str):
         raise TypeError(f"a value of an axis is {str(value)[:40]!r}")
-    return value
-
-
-def _text(value: Json) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected text, got {str(value)[:80]!r}")
     return value
