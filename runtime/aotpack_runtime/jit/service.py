@@ -187,6 +187,10 @@ class Jit:
                 return f"{PENDING} compiles wait already"
         return ""
 
+    def is_crowded(self) -> bool:
+        """Would a further compile be refused, as many wait already?"""
+        return len(self._asks) >= PENDING
+
     def ask(self, request: Requested, sample: Sample | None, limits: Limits, ended: Callable[[Ask], None]) -> Ask:
         """Compile `request` behind the traffic, once however many ask; `ended` is called when there is a result, for
         whoever asked first. The sample is closed then."""

@@ -151,7 +151,8 @@ class Watch:
         its arguments are copied before, since it may write them."""
         capturing, family = is_capturing(), shape.family
         whole = self._changes(family) and family.seconds >= family.due
-        copied = (lambda: None) if capturing else self._misses.copied(leaves)
+        # Nothing is copied for a compile that would be refused: a copy costs the call more than all else that is done.
+        copied = (lambda: None) if capturing or self._jit.is_crowded() else self._misses.copied(leaves)
         if self.background and not capturing:
             shape.due = family.due = math.inf
         elif not capturing:
