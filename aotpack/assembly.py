@@ -78,9 +78,9 @@ def make_index(
             sets[name], parts[name] = found, source["weights"]["file"]
             made = torch_entry(entry_plan, record, source, compiled, name)
         else:
-            folder = manifest.path.absolute().parent if tables else None
+            root = manifest.path.absolute().parent
             try:
-                made = kernel_entry(entry_plan, source, compiled, folder, failed)
+                made = kernel_entry(entry_plan, source, compiled, root if tables else None, failed, root=root)
             except CompileError as error:  # of the entry as a whole, such as its table
                 for variant in entry_plan.variants:
                     failed(variant.id, error)
@@ -132,9 +132,13 @@ def _joined(known: Entry, more: Entry) -> Entry:
     added = {_identity(program): program for program in more.programs}
     programs = [_with_targets(program, added.pop(_identity(program), None)) for program in known.programs]
     variants = (*known.variants, *more.variants)
-    if known.kernel is not None:
+    kernel = known.kernel
+    if kernel is not None:
         variants = in_order(variants)
-    return replace(known, variants=variants, programs=(*programs, *added.values()))
+        if kernel.recipe is not None and more.kernel is not None and more.kernel.recipe is not None:
+            archs = tuple(dict.fromkeys((*kernel.recipe.archs, *more.kernel.recipe.archs)))
+            kernel = replace(kernel, recipe=replace(kernel.recipe, archs=archs))
+    return replace(known, variants=variants, programs=(*programs, *added.values()), kernel=kernel)
 
 
 def _identity(program: Variant) -> tuple[str, str, str]:

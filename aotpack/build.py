@@ -180,8 +180,14 @@ class _Builder:
             workers.warm_up(torch_jobs.warm_up_job(exported[0]), busy=len(new), most=most, apart=apart)
 
     def _with_text(self, record: Json) -> Json:
-        """A record of a kernel's source with its text as a file of the store."""
-        return {**record, "file": self.store.put_bytes(record["text"].encode())} if "text" in record else record
+        """A record of a kernel's source with its text, and the files that it is read from, as files of the store."""
+        if "text" not in record:
+            return record
+        files, problem = kernel_jobs.source_files(record, self.folder)
+        if problem:
+            self.result.notes.append(f"misses of it will not be compiled: {problem}")
+        kept = {path: self.store.put_file(self.folder / path) for path in files}
+        return {**record, "file": self.store.put_bytes(record["text"].encode()), "files": kept}
 
     def _require_gpu(self) -> None:
         """A torch entry for CUDA without its GPU ends a build before anything is compiled, or is left out."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from aotpack.kernel_jobs import job_name
 from aotpack.kernel_plan import KernelPlan, KernelVariant, candidates, folded
-from aotpack.manifest_kernel_rules import BLOCK_LIMIT, GRID_LIMITS, SHARED_LIMIT
+from aotpack.manifest_kernel_rules import SHARED_LIMIT
 from aotpack.manifest_kernels import KernelEntry, NvrtcEntry
 from aotpack.tuning import read_table
-from aotpack.words import Word
 from aotpack_runtime.errors import CompileError
 from aotpack_runtime.format.choice import Choice, Rule, Timed
 from aotpack_runtime.format.expression import Expression, parse
@@ -27,12 +27,22 @@ from aotpack_runtime.format.guard import (
     Range,
     ValueGuard,
 )
-from aotpack_runtime.format.index import ArtifactRef, Entry, File, Kernel, Parameter, Source, Variant
-from aotpack_runtime.format.launch import CODE_BYTES, Descriptor, Extent, Launch, Slot
+from aotpack_runtime.format.index import (
+    ArtifactRef,
+    Entry,
+    File,
+    Kernel,
+    KernelRecipe,
+    Parameter,
+    Source,
+    Variant,
+)
+from aotpack_runtime.format.launch import BLOCK_LIMIT, CODE_BYTES, GRID_LIMITS, Descriptor, Extent, Launch, Slot
 from aotpack_runtime.format.launch import Parameter as LaunchParameter
 from aotpack_runtime.format.output import Outputs, Value
 from aotpack_runtime.format.target import Target
 from aotpack_runtime.format.tree import LEAF
+from aotpack_runtime.format.words import Word
 
 Json = Any
 
@@ -47,8 +57,11 @@ def kernel_entry(
     compiled: Mapping[str, Json],
     folder: Path | None,
     failed: Callable[[str, CompileError], None],
+    *,
+    root: Path,
 ) -> Entry:
-    """The entry of one target, of the variants that were compiled; tuning tables are looked up in `folder`.
+    """The entry of one target, of the variants that were compiled; tuning tables are looked up in `folder`, a
+    reference that may serve in `root`, the manifest's folder.
 
     `failed` is told of a variant that was compiled and cannot be launched as the manifest says; it may raise.
     """
@@ -60,7 +73,7 @@ def kernel_entry(
     for variant in plan.variants:
         if job_name(plan, variant) in compiled:
             try:
-                variants.append(_variant(plan, variant, (*names, *extras), compiled[job_name(plan, variant)]))
+                variants.append(kernel_variant(plan, variant, (*names, *extras), compiled[job_name(plan, variant)]))
             except CompileError as error:
                 failed(variant.id, error)
     words = plan.variants[0].words
@@ -70,7 +83,7 @@ def kernel_entry(
         parameters=tuple(parameters),
         variants=tuple(variants),
         programs=(),
-        source=Source(record.source, {}, {}),
+        source=Source(record.source, {}, _reference_files(record, root)),
         fills={name: _fill(fill) for name, fill in record.fill.items()},
         on_miss=record.on_miss.model_dump(mode="json"),
         verify=_verify(record),
@@ -81,8 +94,18 @@ def kernel_entry(
             types=(*[_SCHEMA_TYPES[words[name].kind] for name in names], *["int"] * len(extras)),
             operator=record.op or "",
             choice=_choice(plan, folder),
+            recipe=_recipe(plan, source),
         ),
     )
+
+
+def _recipe(plan: KernelPlan, source: Json) -> KernelRecipe | None:
+    """How a miss compiles variants that the manifest does not list; None where the source cannot be carried."""
+    if not source["files"]:
+        return None
+    files = {path: File(file["sha256"], file["bytes"]) for path, file in source["files"].items()}
+    archs = tuple(dict.fromkeys(variant.arch for variant in plan.variants))
+    return KernelRecipe(manifest=plan.record.model_dump(mode="json"), files=files, archs=archs)
 
 
 def in_order(variants: Sequence[Variant]) -> tuple[Variant, ...]:
@@ -106,7 +129,9 @@ def _arguments(plan: KernelPlan) -> tuple[str, ...]:
     return tuple(name for name in plan.record.params if words[name].kind != "constexpr")
 
 
-def _variant(plan: KernelPlan, variant: KernelVariant, names: tuple[str, ...], record: Json) -> Variant:
+def kernel_variant(plan: KernelPlan, variant: KernelVariant, names: tuple[str, ...], record: Json) -> Variant:
+    """The variant of one compiled kernel, whose entry has the arguments `names`; CompileError when it cannot be
+    launched as the manifest says."""
     is_ptx = record["format"] == "ptx"
     file = File(record["file"]["sha256"], record["file"]["bytes"])
     kind = "ptx" if is_ptx else "cubin"
@@ -309,6 +334,16 @@ def _verify(record: KernelEntry) -> dict[str, Json]:
         "cases": record.calls(),
         "shapes": {name: list(dims) for name, dims in record.shapes.items()},
     }
+
+
+def _reference_files(record: KernelEntry, root: Path) -> dict[str, str]:
+    """Module -> digest, of a reference that may serve and lies beside the manifest: a server takes no other one."""
+    if not record.on_miss.reference or record.verify is None:
+        return {}
+    name = record.verify.against.partition(":")[0]
+    paths = [root / f"{name.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]
+    found = next((path for path in paths if path.is_file()), None)
+    return {} if found is None else {name: hashlib.sha256(found.read_bytes()).hexdigest()}
 
 
 def _fill(fill: Any) -> Json:

@@ -19,6 +19,7 @@ from aotpack.manifest_kernels import NvrtcEntry, TritonEntry
 from aotpack.revisions import NVRTC_REVISION, TRITON_REVISION
 from aotpack_runtime.errors import MissingDependency
 from aotpack_runtime.format.fingerprint import fingerprint
+from aotpack_runtime.format.kernel_recipe import MOST_FILES, check_path
 
 Json = Any
 
@@ -73,6 +74,20 @@ def compile_jobs(entry: KernelPlan, source: Json, folder: Path) -> list[Job]:
         grouped = groupby(entry.variants, key=lambda variant: variant.arch)
         return [_nvrtc_job(entry, entry.record, source, folder, arch, list(group)) for arch, group in grouped]
     return [_triton_job(entry, variant, source, folder) for variant in entry.variants]
+
+
+def source_files(record: Json, folder: Path) -> tuple[list[str], str]:
+    """(what a miss has to have beside it to compile the source again, why there is nothing) of a source's record:
+    files outside of the manifest's folder cannot be carried, and a library of headers is not."""
+    paths = sorted(record["depends"]["files"])
+    if len(paths) > MOST_FILES:
+        return [], f"its source is read from {len(paths)} files, at most {MOST_FILES} are carried"
+    for path in paths:
+        try:
+            check_path(path)
+        except ValueError:
+            return [], f"its source is read from {path}, which is not beside the manifest"
+    return paths, ""
 
 
 def job_name(entry: KernelPlan, variant: KernelVariant) -> str:

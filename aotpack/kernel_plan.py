@@ -15,10 +15,10 @@ from typing import Any
 
 from aotpack.manifest_kernels import KernelEntry, NvrtcEntry, TritonEntry
 from aotpack.manifest_model import CudaTarget, Manifest
-from aotpack.words import Word
 from aotpack_runtime.errors import ManifestError, Problem
 from aotpack_runtime.format.expression import parse
 from aotpack_runtime.format.gpu import parse_arch
+from aotpack_runtime.format.words import Word
 
 Json = Any
 Axes = Mapping[str, int | str]

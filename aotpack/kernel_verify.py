@@ -6,19 +6,19 @@ float64 and returns what the written ones must hold.
 
 from __future__ import annotations
 
-import importlib
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from aotpack_runtime.errors import CompileError
+from aotpack_runtime.errors import CompileError, SourceError
 from aotpack_runtime.format.expression import parse
 from aotpack_runtime.format.guard import DescriptorGuard, Guards, PointerGuard, ValueGuard
 from aotpack_runtime.format.index import Entry, Variant
 from aotpack_runtime.kernel_entry import KernelEntry
+from aotpack_runtime.loaders.reference import import_reference, widened
 
 Json = Any
 Values = dict[str, Any]
@@ -39,8 +39,21 @@ def verify_kernel(entry: KernelEntry, variant_id: str, folder: Path) -> tuple[in
         raise CompileError(variant_id, "the manifest gives no `verify.against` to compare it with")
     reference = reference_of(str(against), folder)
     variant = next(variant for variant in record.variants if variant.id == variant_id)
-    worst, cases = 0.0, 0
-    for seed, case in enumerate(record.verify["cases"]):
+    cases, worst = compare(entry, variant, record.verify["cases"], reference)
+    if not cases:
+        raise CompileError(
+            variant_id, "no case of `points` fits its guards, so it cannot be verified", hint="add a point that does"
+        )
+    return cases, worst, True, str(against)
+
+
+def compare(
+    entry: KernelEntry, variant: Variant, cases: Sequence[Mapping[str, Any]], reference: Any
+) -> tuple[int, float]:
+    """(how many of the cases it takes, the largest relative norm); CompileError with the first difference."""
+    record = entry.record
+    worst, count = 0.0, 0
+    for seed, case in enumerate(cases):
         for sample in range(int(record.verify.get("samples", 1))):
             values = make_arguments(record, variant, case, seed=1000 * sample + seed)
             if entry.reject(variant, values) is not None:
@@ -49,12 +62,8 @@ def verify_kernel(entry: KernelEntry, variant_id: str, folder: Path) -> tuple[in
             entry.run_variant(variant, values)
             torch.cuda.synchronize()
             worst = max(worst, _compare(record, variant, values, before, reference, case))
-            cases += 1
-    if not cases:
-        raise CompileError(
-            variant_id, "no case of `points` fits its guards, so it cannot be verified", hint="add a point that does"
-        )
-    return cases, worst, True, str(against)
+            count += 1
+    return count, worst
 
 
 def make_arguments(record: Entry, variant: Variant, case: Mapping[str, Any], *, seed: int) -> Values:
@@ -120,14 +129,10 @@ def reference_of(name: str, folder: Path) -> Any:
 
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    module, _, attribute = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except Exception as error:
-        raise CompileError(name, f"the reference cannot be imported: {type(error).__name__}: {error}") from error
-    return found
+        return import_reference(name, {})
+    except SourceError as error:
+        raise CompileError(name, f"the reference {error.problem}") from error
 
 
 def _compare(
@@ -153,7 +158,7 @@ def expected_of(record: Entry, variant_id: str, reference: Any, values: Values) 
     """What each tensor that the kernel writes must hold after a call with `values`, as the reference says."""
     assert record.kernel is not None
     writes = record.kernel.writes
-    wanted = reference(**{name: _widened(value) for name, value in values.items()})
+    wanted = reference(**{name: widened(value) for name, value in values.items()})
     wanted = (wanted,) if isinstance(wanted, torch.Tensor) else tuple(wanted)
     if len(wanted) != len(writes):
         raise CompileError(variant_id, f"the reference returns {len(wanted)} tensors for {', '.join(writes)}")
@@ -185,12 +190,6 @@ def differences(found: torch.Tensor, wanted: torch.Tensor, record: Entry) -> Ite
             yield f"||out - ref|| / ||ref|| is {norm:.2e}, expected at most {bound:.0e}", norm
         else:
             yield "", norm
-
-
-def _widened(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.double() if value.dtype.is_floating_point else value.clone()
-    return value
 
 
 def _copy(value: Any) -> Any:

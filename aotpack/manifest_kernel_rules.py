@@ -13,19 +13,18 @@ from typing import Any
 from aotpack.manifest_kernels import Config, KernelEntry, NvrtcEntry, TritonEntry, calls_of, in_order
 from aotpack.manifest_values import wrong
 from aotpack.suggest import describe, did_you_mean, nearest
-from aotpack.words import Word
 from aotpack_runtime.format.expression import parse
+from aotpack_runtime.format.launch import BLOCK_LIMIT, GRID_LIMITS
+from aotpack_runtime.format.words import Word
 
 MOST_VARIANTS = 4096
 """Combinations of one entry for one architecture: a kernel takes 0.1 s and 10 kB, and this many say that a number of
 the model has become an axis."""
 
-BLOCK_LIMIT = 1024
 CLUSTER_LIMIT = 16
-GRID_LIMITS = (2**31 - 1, 65535, 65535)
 SHARED_LIMIT = 227 * 1024
-"""Threads a block, blocks a cluster, blocks a grid by dim, bytes of shared memory a block: of every GPU so far (CUDA
-C++ Programming Guide, technical specifications per compute capability)."""
+"""Blocks a cluster, bytes of shared memory a block: of every GPU so far (CUDA C++ Programming Guide, technical
+specifications per compute capability)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +211,8 @@ def _check_rules(entry: KernelEntry, names: _Names) -> None:
 
 
 def _check_choice(entry: KernelEntry) -> None:
+    if entry.on_miss.reference and entry.verify is None:
+        raise wrong("needs `verify.against`, which is what serves", "on_miss", "reference")
     if entry.choose == "rules" and not entry.rules:
         raise wrong("rules needs `rules`", "choose")
     if entry.choose == "tuned" and not (entry.tuning and entry.key):

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 
 from aotpack.manifest_inputs import RandintFill
 from aotpack.manifest_values import (
+    Bytes,
     Distinct,
     Identifier,
     Limit,
@@ -30,8 +31,8 @@ from aotpack.manifest_values import (
     wrong,
 )
 from aotpack.suggest import describe
-from aotpack.words import Word, c_word, triton_word
 from aotpack_runtime.format.expression import parse
+from aotpack_runtime.format.words import Word, c_word, triton_word
 
 AxisValue = Annotated[int | str, Field()]
 
@@ -118,8 +119,16 @@ class KernelOnMiss(Strict):
     """What serves a call that no variant fits."""
 
     policy: Literal["jit", "eager", "error"] = "jit"
-    background: bool = Field(default=True, description="compile behind the call")
+    reference: bool = Field(
+        default=False, description="`verify.against` serves it, for contiguous tensors of the shapes in `shapes`"
+    )
+    background: bool = Field(
+        default=True, description="compile behind the call that the reference serves; without one the call waits"
+    )
     max_jit: Size = Field(default=4, description="variants that misses may add")
+    when: Literal["at_once", "never"] = Field(default="at_once", description="compile at the first miss, or never here")
+    max_seconds: Positive = Field(default=120, description="what one compile may take, and a call that waits for it")
+    max_memory: Bytes | None = Field(default=None, description="for each process of such a compile; default: 32GiB")
 
 
 class KernelEntry(Strict):

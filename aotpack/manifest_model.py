@@ -200,7 +200,8 @@ class OnMiss(Strict):
     )
     max_seconds: Positive = Field(default=600, description="what one compile behind a miss may take")
     max_memory: Bytes | None = Field(
-        default=None, description="for each process of such a compile; default: 8GiB and three times the weights"
+        default=None,
+        description="for each process of such a compile; default: 8GiB (32GiB on a GPU) and three times the weights",
     )
     pad: Mapping[Identifier, PadForm] | None = Field(
         default=None, description="dim -> a multiple to pad to, or a list of sizes to pad to"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from aotpack.kernel_assembly import in_order as kernels_in_order
 from aotpack.pack import check_replaceable, index_digest, publish, stage, staging
 from aotpack_runtime.bundle import Bundle, open_bundle
 from aotpack_runtime.errors import AotpackError, OutputError
@@ -71,7 +72,8 @@ def _write(bundle: Bundle, overlay: Overlay, out: Path, version: str | None) -> 
             skipped[made.variant.id] = problem
             continue
         paths |= {made.variant.artifact.files[file].digest: Path(place) for file, place in files.items()}
-        entries[made.entry] = replace(entry, variants=tuple(in_order([*entry.variants, made.variant])))
+        order = in_order if entry.kernel is None else kernels_in_order
+        entries[made.entry] = replace(entry, variants=tuple(order([*entry.variants, made.variant])))
         added.append(made.variant.id)
     if not added:
         raise AotpackError(
@@ -89,6 +91,6 @@ def _write(bundle: Bundle, overlay: Overlay, out: Path, version: str | None) -> 
 def _problem(entry: Entry, variant: Variant) -> str:
     """Why it cannot be one of the entry's own, "" when it can."""
     for known in entry.variants:
-        if known.guards == variant.guards and known.target == variant.target:
+        if (known.guards, known.target, known.axes) == (variant.guards, variant.target, variant.axes):
             return f"{known.id} has the same guards"
     return ""

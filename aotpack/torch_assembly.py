@@ -125,11 +125,9 @@ def _program(plan: EntryPlan, number: int, record: Json, weights: str) -> Varian
     )
 
 
-def _recipe(plan: EntryPlan, record: Json) -> Recipe | None:
-    """How a miss compiles from the program what the manifest's own points were compiled to. None on a GPU: a child
-    would take memory and time of the device that serves, and that was not tried."""
-    if plan.device != "cpu":
-        return None
+def _recipe(plan: EntryPlan, record: Json) -> Recipe:
+    """How a miss compiles from the program what the manifest's own points were compiled to. On a GPU that is for the
+    one at hand, whichever the target names."""
     level = cpu_level(plan.compile["cpu"]["march"], plan.compile["cpu"]["simd"])
     host = {"march": level.march, "simd_bits": level.simd_bits, "needs": level.needs}
     target = RecipeTarget(

@@ -35,6 +35,7 @@ JOBS = {
     "nvrtc": "aotpack.compilers.nvrtc:compile",
     "verify": "aotpack.verify:compile",
     "miss": "aotpack.miss:compile",
+    "kernel_miss": "aotpack.kernel_miss:compile",
 }
 """Kind of job -> `module:function`; it is called with the job and the store, and returns the job's record."""
 

@@ -3,11 +3,11 @@ calls, and servers that are killed in the middle of it.
 
     python bench/miss.py answer hits memory --out bench/results/miss_cpu.json
     python bench/miss.py soak --calls 5000000 --out ...
-    python bench/miss.py kills --runs 200 --out ...
+    python bench/miss.py kills writes --runs 200 --out ...
 
 The models are those of the tests (`tests/support/missing.py`), and a larger one whose calls take a millisecond. `soak`
-and most of `kills` put copies of one compiled library into the overlay in the place of compiling 500 shapes: everything
-but the compiler is real. Each figure is of one run, on the machine that the report names.
+and `writes` put copies of one compiled library into the overlay in the place of compiling as many shapes: all but the
+compiler is real. Each figure is of one run, on the machine that the report names.
 """
 
 from __future__ import annotations
@@ -87,17 +87,20 @@ def large() -> Path:
 
 def answer(options: argparse.Namespace, folder: Path) -> Json:
     """Calls that miss, over the same calls of a session in mode eager: first calls of shapes, and later ones; with a
-    compile running all the while, and its process stepping back."""
+    compile running all the while, and its process stepping back. What torch's own libraries make at the first sight of
+    a size is made by a third session before: whichever of the two came first would have paid it for both."""
     bundle = large()
     ratios: dict[str, list[float]] = {"first": [], "later": []}
     on_miss = {"when": "at_once", "max_jit": 1000}
+    first = apr.load(bundle, mode="eager")
     with apr.load(bundle, mode="jit", on_miss=on_miss) as ours, apr.load(bundle, mode="eager") as theirs:
-        for session in (ours, theirs):  # what a session loads once
+        for session in (first, ours, theirs):  # what a session loads once
             session["large"](torch.randn(9, 512))
         wait_until(lambda: ours.status()["jit"]["running"] == 1)
         sizes = list(range(64, 104))
         for number, rows in enumerate(sizes):
             x = torch.randn(rows, 512)
+            first["large"](x)
             calls = [ours["large"], theirs["large"]]
             if number % 2:
                 calls.reverse()
@@ -309,6 +312,61 @@ def kills(options: argparse.Namespace, folder: Path) -> Json:
             "build_folders_left": left, "processes_left": len(running)}  # fmt: skip
 
 
+def writes(options: argparse.Namespace, folder: Path) -> Json:
+    """Processes killed with SIGKILL at a random moment while they put variants into the overlay, one after another:
+    every record that is there afterwards must be whole, its files too, and what was left half done must be swept up."""
+    draw = random.Random(2)  # noqa: S311 - the same moments each time
+    cache = missing.compiled_cache(folder / "cache")
+    (root,) = [path.parent for path in (cache / "overlay").glob("*/*/variants")]
+    index = apr.load(missing.bundle(), mode="eager").bundle.index
+    overlay = Overlay(root)
+    (key,) = overlay.names()
+    made = overlay.get(key, index)
+    assert made is not None
+    library = Path(overlay.files(made.variant)["model.so"]).read_bytes()
+    records = torn = half_done = 0
+    for run in range(options.runs):
+        writer = os.fork()
+        if writer == 0:
+            _write_for_ever(overlay, made, library, run)
+        time.sleep(draw.uniform(0, 0.05))
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)
+        half_done += len(list((root / "build").iterdir())) if (root / "build").is_dir() else 0
+        looked = Overlay(root)
+        for name in looked.names():
+            found = looked.get(name, index)
+            records += 1
+            try:
+                torn += found is None or not looked.files(found.variant)
+            except apr.ArtifactError:
+                torn += 1
+            if name != key:
+                looked.drop(name)
+        with looked.building("sweep"):
+            pass
+    left = [path.name for path in (root / "build").iterdir()]
+    return {"runs": options.runs, "records_looked_at": records, "torn": torn, "killed_half_way": half_done,
+            "build_folders_left": left}  # fmt: skip
+
+
+def _write_for_ever(overlay: Overlay, made: Compiled, library: bytes, run: int) -> None:
+    from aotpack_runtime.bundle import file_of
+    from aotpack_runtime.jit.flight import held
+
+    number = 0
+    while True:
+        number += 1
+        key = fingerprint({"run": run, "number": number})
+        with held(overlay.lock(key)), overlay.building(key) as place:
+            path = place / "model.so"
+            path.write_bytes(library + key.encode())  # a file of its own, as each compile gives
+            own = {"model.so": file_of(path)}
+            artifact = ArtifactRef("aoti", fingerprint({"model.so": own["model.so"].digest}), own)
+            variant = replace(made.variant, id=f"mlp/jit-{key[:8]}", artifact=artifact)
+            overlay.put(replace(made, key=key, variant=variant), {"model.so": path})
+
+
 def read(path: Path) -> bytes:
     try:
         return path.read_bytes()
@@ -324,7 +382,7 @@ def wait_until(holds: Callable[[], bool], seconds: float = 300) -> None:
         time.sleep(0.05)
 
 
-PARTS = {"answer": answer, "hits": hits, "memory": memory, "soak": soak, "kills": kills}
+PARTS = {"answer": answer, "hits": hits, "memory": memory, "soak": soak, "kills": kills, "writes": writes}
 
 if __name__ == "__main__":
     main()

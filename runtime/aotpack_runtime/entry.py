@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter as Tally
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from aotpack_runtime import logs
@@ -16,6 +16,7 @@ from aotpack_runtime.assemble import Serve
 from aotpack_runtime.counters import Counter
 from aotpack_runtime.dispatch import Hit, Miss
 from aotpack_runtime.errors import AotpackError, GuardMiss, SessionClosed
+from aotpack_runtime.fallbacks import Prepared
 from aotpack_runtime.format import index
 from aotpack_runtime.format.index import Variant
 
@@ -52,6 +53,7 @@ class Entry:
         variants: Sequence[Variant],
         programs: Sequence[Variant],
         skipped: Sequence[tuple[str, str]],
+        watch: Callable[[Any], Any] | None = None,
     ) -> None:
         self.record, self.device, self.policy, self.source_policy = record, device, policy, source_policy
         self.variants, self.programs = tuple(variants), tuple(programs)
@@ -66,7 +68,10 @@ class Entry:
         self._reasons: Tally[str] = Tally()
         self.closed = False
         self._fallbacks: list[Any] = []
+        self._make_watch = watch
         self._watch: Any = None
+        self._files: dict[str, Callable[[Variant], Mapping[str, str]]] = {}
+        """How the files are found of a variant that was adopted."""
 
     def __repr__(self) -> str:
         return f"<aotpack entry {self.record.name!r}: {len(self.variants)} variants on {self.device}>"
@@ -137,6 +142,21 @@ class Entry:
             self._executables.clear()
             self._fallbacks.clear()
 
+    def _behind(self) -> bool:
+        """Is there something behind the misses of this entry? It is made at the first."""
+        if self._make_watch is not None:
+            with self._lock:
+                if self._make_watch is not None:
+                    self._watch, self._make_watch = self._make_watch(self), None
+        return self._watch is not None
+
+    def _let_go(self, variant: Variant) -> None:
+        """Of a variant that was adopted; its calls stay counted."""
+        if self._adopted.pop(variant.id, None) is not None:
+            counter = self._counters.pop(variant.id, None)
+            self._released_hits += counter.value if counter is not None else 0
+        self._files.pop(variant.id, None)
+
     # ------------------------------------------------------------------------------------------------ a call
 
     def _remember(self, key: object, serve: Serve) -> None:
@@ -148,23 +168,32 @@ class Entry:
         """Dispatch without `variant` from now on."""
         raise NotImplementedError
 
-    def _serve_miss(self, miss: Miss, values: tuple[object, ...]) -> tuple[Serve, bool]:
+    def _serve_miss(self, miss: Miss, values: tuple[object, ...], *, why: str = "") -> tuple[Serve, bool]:
+        """What serves a miss, and whether the same serves all calls judged alike; GuardMiss when nothing does. `why` is
+        said in place of the entry's last words."""
         category = _category(miss)
         self._reasons[category] += 1
         if logs.guards.isEnabledFor(logging.INFO):
             reason = miss.call.state[0] if miss.call.state else miss.last_reason() or "no variants"
             logs.guard_failed(self.record.name, reason, self._reasons[category])
         log.debug("%s: %s", self.record.name, miss)
-        problems: list[str] = []
-        for way in self._fallbacks:
-            prepared = way.prepare(miss, values)
-            if not isinstance(prepared, str):
-                serve = prepared.serve if self._watch is None else self._watch.watched(miss, prepared)
-                return serve, prepared.remember
-            problems.append(prepared)
+        way = self._way(miss, values)
+        if not isinstance(way, str):
+            return way.serve if self._watch is None else self._watch.watched(miss, way), way.remember
+        if self._watch is not None:
+            self._watch.unserved(miss)
         self.counter("error")()
-        why = "; ".join(problems) or self.last_words
-        raise GuardMiss(self.record.name, miss.reasons, why=why)
+        raise GuardMiss(self.record.name, miss.reasons, why="; ".join(filter(None, (way, why))) or self.last_words)
+
+    def _way(self, miss: Miss, values: tuple[object, ...]) -> Prepared | str:
+        """The first fallback that serves a miss, or why none does."""
+        problems: list[str] = []
+        for fallback in self._fallbacks:
+            prepared: Prepared | str = fallback.prepare(miss, values)
+            if not isinstance(prepared, str):
+                return prepared
+            problems.append(prepared)
+        return "; ".join(problems)
 
     def _install(self, function: Callable[..., object]) -> None:
         type(self).__call__ = staticmethod(function)

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from aotpack_runtime.arrays import Argument, read_argument
@@ -17,7 +18,8 @@ from aotpack_runtime.assemble import Serve
 from aotpack_runtime.bundle import Bundle
 from aotpack_runtime.dispatch import Hit, KernelDispatcher, Miss
 from aotpack_runtime.entry import Entry
-from aotpack_runtime.errors import AotpackError, ArtifactError
+from aotpack_runtime.errors import AotpackError, ArtifactError, SessionClosed
+from aotpack_runtime.fallbacks import FALLBACKS, KERNEL_POLICIES, Prepared
 from aotpack_runtime.format import index
 from aotpack_runtime.format.guard import DescriptorGuard, PointerGuard
 from aotpack_runtime.format.index import Variant
@@ -37,7 +39,7 @@ class KernelEntry(Entry):
     keeps them alive and answers for what numbers say about them, as with the kernel itself.
     """
 
-    last_words = "and this version runs a kernel in no other way"
+    last_words = "and a kernel runs in no other way"
 
     def __init__(
         self,
@@ -58,15 +60,21 @@ class KernelEntry(Entry):
         self._aside: dict[int, dict[str, str]] = {}
         self._streams = threading.local()
         self._written = frozenset(record.kernel.writes)
-        leaves = [
-            [variant.guards.leaves[place] for variant in record.variants] for place in range(len(record.parameters))
-        ]
+        ways = KERNEL_POLICIES.get(self.policy, ()) if record.on_miss.get("reference") else ()
+        self._fallbacks = [import_module(FALLBACKS[way]).Fallback(self) for way in ways]
+        self._read_for(record.variants)
+
+    def _read_for(self, variants: Sequence[Variant]) -> None:
+        """Read calls by what guards and launches of these variants look at."""
+        record = replace(self.record, variants=tuple(variants))
+        leaves = [[variant.guards.leaves[place] for variant in variants] for place in range(len(record.parameters))]
         self._described = [any(isinstance(guard, DescriptorGuard) for guard in guards) for guards in leaves]
         aligned = [tuple(isinstance(guard, PointerGuard) and guard.aligned for guard in guards) for guards in leaves]
         # With several GPUs the driver has to be asked where each array is.
-        quick = len(machine.gpus) == 1 and not any(self._described)
+        quick = len(self._machine.gpus) == 1 and not any(self._described)
         self._foreign = compile_foreign(record, aligned) if quick else None
         self._bind = compile_kernel(record, self._described, aligned, memo={}, slow=lambda key, values: values)
+        self._memo = {}  # keys are of another make now; a call that is being judged remembers in the old one
         self._install(compile_kernel(record, self._described, aligned, memo=self._memo, slow=self._call))
 
     @property
@@ -83,6 +91,45 @@ class KernelEntry(Entry):
     def load(self, variant: Variant) -> None:
         """Load a variant on the session's device now rather than at its first call."""
         self._executable(variant, self._ordinal)
+
+    def adopt(self, variants: Sequence[Variant], files: Callable[[Variant], Mapping[str, str]]) -> None:
+        """Dispatch to these variants as well, which were compiled on this host; `files` gives their checked paths. They
+        are loaded first, where they fit the session's GPU: AotpackError when one cannot be, and nothing has changed."""
+        new = [variant for variant in variants if variant.id not in self._adopted]
+        self._files |= {variant.id: files for variant in new}
+        for variant in new:
+            if self._reject(variant, self._machine.on(self._ordinal)) is None:
+                self.load(variant)
+        with self._lock:
+            if self.closed:
+                raise SessionClosed(f"{self.record.name}: the session is closed")
+            self._adopted |= {variant.id: variant for variant in new}
+            gone = {name for name, _ in self._skipped} & self._adopted.keys()
+            self._skipped = [(name, reason) for name, reason in self._skipped if name not in gone]
+            for aside in self._aside.values():
+                for name in gone:
+                    aside.pop(name, None)
+            self._dispatchers.clear()
+            self._read_for(self._known())
+
+    def release(self, variant: Variant) -> None:
+        """Dispatch no longer to a variant that was adopted. Its code stays loaded: graphs may launch it."""
+        with self._lock:
+            self._let_go(variant)
+            for name in [name for name in self._executables if name.partition(" on ")[0] == variant.id]:
+                del self._executables[name]
+            self._dispatchers.clear()
+            if not self.closed:
+                self._read_for(self._known())
+
+    def serve_of(self, call: Call) -> Serve | None:
+        """A call is judged anew with its arguments, which say more than the call does."""
+        return None
+
+    def counts(self) -> dict[str, Any]:
+        """As of every entry; `through_ptx` are variants in use that the driver compiled, for want of machine code."""
+        ptx = [one.id for one in self.record.variants if one.artifact.kind == "ptx" and one.id in self._executables]
+        return {**super().counts(), "through_ptx": ptx}
 
     def set_aside(self, variant: Variant, error: AotpackError, *, ordinal: int | None = None) -> None:
         """Skip a variant on one GPU, the session's own where none is named."""
@@ -141,8 +188,11 @@ class KernelEntry(Entry):
             if known is not None:
                 return known(*numbers)
         ordinal, call = self._describe(arguments)
-        serve = self._judge(ordinal, call, arguments, tuple(values), foreign=foreign)
-        if all(argument.constant for argument in arguments):
+        memo = self._memo
+        serve, remember = self._judge(ordinal, call, arguments, tuple(values), foreign=foreign)
+        if not remember:
+            return serve(*values)
+        if memo is self._memo and all(argument.constant for argument in arguments):
             self._remember(key, serve)
             if quick is not None and not any(argument.is_torch for argument in arguments):
                 self._remember(quick.key, serve)
@@ -173,13 +223,26 @@ class KernelEntry(Entry):
 
     def _judge(
         self, ordinal: int, call: Call, arguments: Sequence[Argument], values: tuple[object, ...], *, foreign: bool
-    ) -> Serve:
-        """What serves this call and all like it; GuardMiss when nothing does."""
+    ) -> tuple[Serve, bool]:
+        """What serves this call, and whether it is a launch that serves all like it, or takes this call's own values;
+        GuardMiss when nothing does."""
         refused: dict[str, str] = {}
+        awaited = False
         while True:
             decision = self._dispatcher(ordinal).choose(call, refused)
             if isinstance(decision, Miss):
-                return self._serve_miss(decision, values)[0]
+                if refused or awaited or not self._behind():
+                    return self._serve_miss(decision, values)
+                if self._watch.look():
+                    continue
+                if self._watch.background and not isinstance(self._way(decision, values), str):
+                    return self._serve_miss(decision, values)
+                # Nothing serves it meanwhile (or on_miss says to wait): the call waits for the compile.
+                problem = self._watch.awaited(decision)
+                awaited = True
+                if problem:
+                    return self._serve_miss(decision, values, why=f"and none is compiled for it here ({problem})")
+                continue
             variant = decision.variant
             try:
                 executable = self._executable(variant, ordinal)
@@ -187,9 +250,16 @@ class KernelEntry(Entry):
                 self.set_aside(variant, error, ordinal=ordinal)
                 continue
             try:
-                return self._prepared(executable, call, arguments, foreign=foreign)
+                serve = self._prepared(executable, call, arguments, foreign=foreign)
             except ArtifactError as error:  # this call's numbers are too much for the device; others may not be
                 refused[variant.id] = str(error)
+                continue
+            if variant.artifact.kind == "ptx" and self.policy == "jit" and self._behind():
+                # The driver has compiled it, for want of machine code: that may come from the source meanwhile.
+                if self._watch.look():
+                    continue
+                serve = self._watch.watched(Miss(call, self.record.parameter_names, (variant,)), Prepared(serve))
+            return serve, True
 
     def _describe(self, arguments: Sequence[Argument]) -> tuple[int, Call]:
         """The GPU that the call is for, and the call as guards see it."""
@@ -254,13 +324,13 @@ class KernelEntry(Entry):
         found = self._dispatchers.get(ordinal)
         if found is None:
             with self._lock:
-                machine = self._machine.on(ordinal)
-                reasons = {variant.id: self._reject(variant, machine) for variant in self.record.variants}
+                machine, known = self._machine.on(ordinal), self._known()
+                reasons = {variant.id: self._reject(variant, machine) for variant in known}
                 reasons |= self._aside.get(ordinal, {})
                 skipped = [(name, reason) for name, reason in reasons.items() if reason]
                 found = self._dispatchers[ordinal] = KernelDispatcher(
                     self.record.parameter_names,
-                    [variant for variant in self.record.variants if not reasons[variant.id]],
+                    [variant for variant in known if not reasons[variant.id]],
                     skipped,
                     choice=self._kernel.choice,
                     capability=machine.gpu.capability if machine.gpu else None,
@@ -275,8 +345,15 @@ class KernelEntry(Entry):
                 found = self._executables.get(name)
                 if found is None:
                     module = loader(LOADERS[variant.artifact.kind])
-                    found = self._executables[name] = module.load(variant, self._bundle.files(variant), ordinal)
+                    files = self._files.get(variant.id, self._bundle.files)
+                    found = self._executables[name] = module.load(variant, files(variant), ordinal)
         return found
+
+    def _known(self) -> list[Variant]:
+        """The bundle's variants and those that misses compiled, which come before what the driver has to compile."""
+        own = self.record.variants
+        last = [variant for variant in own if variant.artifact.kind == "ptx"]
+        return [*(variant for variant in own if variant not in last), *self._adopted.values(), *last]
 
     def _forget(self, variant: Variant) -> None:
         self._dispatchers.clear()

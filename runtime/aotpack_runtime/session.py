@@ -125,7 +125,10 @@ class Session:
             bundle.check_weights_ahead()
             open_device(self._torch_device, libraries=tensors == "array")
         self._machine, self._allow = machine.on(int(self._torch_device.partition(":")[2] or 0)), allow
-        judged = judge(bundle.index, device, self._machine, allow, strict=policy == "error")
+        judged = judge(
+            bundle.index, device, self._machine, allow, strict=policy == "error",
+            compiles=lambda record: (policy or record.on_miss.get("policy")) == "jit" and _compiles_kernels(record),
+        )  # fmt: skip
         self.verdict, self.skipped, self._elsewhere = judged
         self._entries = {
             name: self._open(record, policy or record.on_miss.get("policy", "eager"), source)
@@ -272,8 +275,8 @@ class Session:
             "programs": [program for program in record.programs if program.id not in self.skipped],
             "skipped": [(item.id, self.skipped[item.id]) for item in record.variants if item.id in self.skipped],
         }
+        watch = self._watch if shared["policy"] == "jit" or os.environ.get("AOTPACK_MISS_LOG") else None
         if record.kernel is None:
-            watch = self._watch if shared["policy"] == "jit" else None
             shared["device"] = self._torch_device
 
             def torch_entry(weights: Callable[[str], Any]) -> TorchEntry:
@@ -292,15 +295,23 @@ class Session:
             record,
             machine=self._machine,
             reject=lambda variant, machine: reject_variant(variant, self.device, machine, self._allow),
+            watch=watch,
             **shared,
         )
 
-    def _watch(self, entry: TorchEntry) -> Any:
+    def _watch(self, entry: TorchEntry | KernelEntry) -> Any:
         """What looks at the misses of `entry`: made at its first, as is what all of them share."""
-        from aotpack_runtime.jit.watch import Watch
+        from aotpack_runtime.jit.counted import Counted
+        from aotpack_runtime.jit.kernel_misses import KernelMisses
+        from aotpack_runtime.jit.model_misses import ModelMisses
+        from aotpack_runtime.jit.watch import Misses, Watch
 
         self._require_open()
-        return Watch(self._behind(), entry, {**entry.record.on_miss, **self._on_miss})
+        if entry.policy != "jit":
+            return Counted(entry.record.name)
+        behind = self._behind()
+        misses: Misses = ModelMisses(behind, entry) if isinstance(entry, TorchEntry) else KernelMisses(behind, entry)
+        return Watch(behind, entry, misses, {**entry.record.on_miss, **self._on_miss})
 
     def _behind(self) -> Any:
         """What compiles behind the misses of all entries."""
@@ -381,6 +392,13 @@ class Session:
     def _require_open(self) -> None:
         if self._closed:
             raise SessionClosed("the session is closed", hint="load the bundle again")
+
+
+def _compiles_kernels(record: index.Entry) -> bool:
+    """Can a miss of this kernel be compiled here?"""
+    from aotpack_runtime.jit.kernel_misses import no_compiler
+
+    return not no_compiler(record)
 
 
 def _numbered(device: str) -> str:

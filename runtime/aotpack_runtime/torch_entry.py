@@ -32,12 +32,10 @@ class TorchEntry(Entry):
         bundle: Bundle,
         weights: Callable[[str], Any],
         policy: str,
-        watch: Callable[[TorchEntry], Any] | None = None,
         **rest: Any,
     ) -> None:
         super().__init__(record, policy=policy, **rest)
-        self.weights, self._bundle, self._make_watch = weights, bundle, watch
-        self._files: dict[str, Callable[[Variant], Mapping[str, str]]] = {}
+        self.weights, self._bundle = weights, bundle
         self._serves: dict[tuple[str, bool], Serve] = {}
         self._dispatcher = Dispatcher(record.parameter_names, self.variants, self._skipped)
         self._fallbacks = [import_module(FALLBACKS[way]).Fallback(self) for way in POLICIES[policy]]
@@ -99,10 +97,7 @@ class TorchEntry(Entry):
     def release(self, variant: Variant) -> None:
         """Dispatch no longer to a variant that was adopted, and let go of it."""
         with self._lock:
-            if self._adopted.pop(variant.id, None) is not None:  # its calls stay counted
-                counter = self._counters.pop(variant.id, None)
-                self._released_hits += counter.value if counter is not None else 0
-            self._files.pop(variant.id, None)
+            self._let_go(variant)
             executable = self._executables.get(variant.id)
             self._forget(variant)
         if executable is not None:
@@ -162,14 +157,6 @@ class TorchEntry(Entry):
                 return self.serve_for(decision.variant), True
             except ArtifactError as error:
                 self.set_aside(decision.variant, error)
-
-    def _behind(self) -> bool:
-        """Is there something behind the misses of this entry? It is made at the first."""
-        if self._make_watch is not None:
-            with self._lock:
-                if self._make_watch is not None:
-                    self._watch, self._make_watch = self._make_watch(self), None
-        return self._watch is not None
 
     def _forget(self, variant: Variant) -> None:
         with self._lock:

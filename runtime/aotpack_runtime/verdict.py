@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 from aotpack_runtime.errors import TargetMismatch
 from aotpack_runtime.format import index
@@ -45,14 +45,20 @@ def _same(guards: Guards) -> Hashable:
 
 
 def judge(
-    bundle: index.Index, device: str, machine: Machine, allow: frozenset[str] = frozenset(), *, strict: bool = False
+    bundle: index.Index,
+    device: str,
+    machine: Machine,
+    allow: frozenset[str] = frozenset(),
+    *,
+    strict: bool = False,
+    compiles: Callable[[index.Entry], bool] = lambda entry: False,
 ) -> tuple[str, dict[str, str], dict[str, dict[str, str]]]:
     """(the verdict, reason by variant that cannot run, and by entry that is for another kind of device the reasons of
     its variants); TargetMismatch when an entry for this kind, or every entry, has nothing.
 
     The verdict is "fits" where each call that a variant was built for has a variant that can run, else "fits with
     fallback". Looks at the index only: no library is opened. With `strict`, a program does not count, as a miss is an
-    error.
+    error. Of a kernel that `compiles` here a call that nothing fits is a miss like any other.
     """
     kind = device.partition(":")[0]
     if kind not in machine.devices:
@@ -75,7 +81,11 @@ def judge(
         if entry.kernel is not None and verdict == "fits" and _only_ptx(entry, skipped):
             verdict = "fits through PTX, which the driver compiles"
         usable = entry.variants if strict else everything
-        if usable and all(variant.id in skipped for variant in usable):
+        nothing = all(variant.id in skipped for variant in usable)
+        if nothing and kind == "cuda" and entry.kernel is not None and compiles(entry):
+            verdict = "fits once its kernels are compiled here"
+            continue
+        if usable and nothing:
             elsewhere[entry.name] = {variant.id: skipped[variant.id] for variant in usable}
             if any(variant.target.device == kind for variant in everything):
                 raise TargetMismatch(f"entry {entry.name!r}", elsewhere[entry.name])

@@ -1,7 +1,8 @@
 """Bundles of the GPU tests: built here where triton is installed, or brought from a machine without a GPU.
 
-`AOTPACK_GPU_BUNDLES` names a folder that holds `cases`, `llmk`, `sampler` and `bench`, built from tests/gpu/kernels.yaml,
-manifests/llm_kernels.yaml, manifests/sampler.yaml and bench/kernels.yaml; what it does not hold (`torch`, which needs
+`AOTPACK_GPU_BUNDLES` names a folder that holds `cases`, `llmk`, `sampler`, `bench` and `misses`, built from
+tests/gpu/kernels.yaml, manifests/llm_kernels.yaml, manifests/sampler.yaml, bench/kernels.yaml and
+tests/gpu/kernel_misses.yaml; what it does not hold (`torch`, which needs
 the GPU) is built.
 """
 
@@ -19,6 +20,7 @@ MANIFESTS = {
     "llmk": "manifests/llm_kernels.yaml",
     "sampler": "manifests/sampler.yaml",
     "bench": "bench/kernels.yaml",
+    "misses": "tests/gpu/kernel_misses.yaml",
     "torch": "tests/gpu/torch.yaml",
 }
 

@@ -119,8 +119,29 @@ def test_the_bundle_holds_the_text_of_each_kernel(example: tuple[str, Path]) -> 
         assert sha256(there[member]) == entry.kernel.text.digest
         begins = "__global__" if entry.kernel.suffix == ".cu" else f"def {entry.source.text.rpartition(':')[2]}("
         assert begins in there[member].decode()
-        named.add(member)
+        named |= {member, *(path.partition("/")[2] for path in recipe_members(entry))}
     assert there.keys() == named
+
+
+def recipe_members(entry: format_index.Entry) -> dict[str, format_index.File]:
+    assert entry.kernel is not None and entry.kernel.recipe is not None
+    return entry.kernel.recipe.members()
+
+
+@pytest.mark.slow
+def test_what_a_miss_compiles_from_is_the_files_beside_the_manifest(example: tuple[str, Path]) -> None:
+    """Under the digest of their bytes, and the manifest's own words of the kernel."""
+    name, path = example
+    manifest = read_manifest(MANIFESTS / f"{name}.yaml")
+    for entry in opened(path).index.entries.values():
+        assert entry.kernel is not None and entry.kernel.recipe is not None
+        recipe = entry.kernel.recipe
+        for file_name, file in recipe.files.items():
+            assert sha256((MANIFESTS / file_name).read_bytes()) == file.digest
+        assert recipe.manifest == manifest.entries[entry.name].model_dump(mode="json")
+        arguments = [name for name in recipe.manifest["params"] if name in entry.parameter_names]
+        assert arguments == [name for name in entry.parameter_names if name in arguments]  # in their order
+        assert set(recipe.archs) == {"sm_80", "sm_90", "sm_100", "compute_80"}
 
 
 @pytest.mark.slow
@@ -1126,7 +1147,8 @@ def test_what_does_not_compile_is_left_out_under_keep_going(project: Project) ->
     rest = project.folder / "rest"
     try:
         assert [variant.id for variant in opened(rest).index.variants()] == ADD
-        assert [file.suffix for file in (rest / "sources").iterdir()] == [".py"]
+        suffixes = [file.suffix for file in (rest / "sources").iterdir()]
+        assert suffixes == [".py", ".py"]  # the kernel's text, and the file that a miss compiles it from
     finally:
         shutil.rmtree(rest)
     assert project("build", "manifest.yaml", "-o", "none", "--keep-going", "--only", "scale").returncode == 1

@@ -19,6 +19,7 @@ import pytest
 pytest.importorskip("torch", reason="real builds")
 
 from tests.support import missing
+from tests.support.missing import Server
 from tests.support.mounts import mounted
 
 Json = Any
@@ -31,13 +32,11 @@ def bundle() -> Path:
 
 
 @pytest.fixture
-def servers() -> Iterator[list[subprocess.Popen[str]]]:
-    started: list[subprocess.Popen[str]] = []
+def servers() -> Iterator[list[Server]]:
+    started: list[Server] = []
     yield started
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    for server in started:
+        server.kill()
 
 
 def until(holds: Callable[[], object], seconds: float = 240) -> None:
@@ -45,15 +44,6 @@ def until(holds: Callable[[], object], seconds: float = 240) -> None:
     while not holds():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.02)
-
-
-def results(servers: list[subprocess.Popen[str]]) -> list[Json]:
-    found = []
-    for process in servers:
-        output, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
-        found.append(json.loads(output))
-    return found
 
 
 def builds(cache: Path) -> list[Path]:
@@ -76,16 +66,15 @@ def children_of(cache: Path) -> list[int]:
 
 
 def test_a24_sixteen_processes_of_four_threads_compile_a_shape_once(
-    bundle: Path, tmp_path: Path, servers: list[subprocess.Popen[str]]
+    bundle: Path, tmp_path: Path, servers: list[Server]
 ) -> None:
     """Sixty-four calls of one missing shape at the same moment: one compile, and every result is right."""
     cache, gate = tmp_path / "cache", tmp_path / "gate"
-    servers += [missing.start(bundle, 11, cache, f"gate={gate}", OMP_NUM_THREADS="1") for _ in range(16)]
-    for process in servers:
-        assert process.stderr is not None
-        assert process.stderr.readline() == "ready\n"
+    servers += [Server(bundle, 11, cache, f"gate={gate}", OMP_NUM_THREADS="1") for _ in range(16)]
+    for server in servers:
+        server.wait_ready()
     gate.touch()
-    found = results(servers)
+    found = [server.result() for server in servers]
     assert all(one["ok"] for one in found)
     assert sum(one["jit"]["compiles"] for one in found) == 1
     assert sum(one["jit"]["found"] for one in found) == 15
@@ -95,16 +84,15 @@ def test_a24_sixteen_processes_of_four_threads_compile_a_shape_once(
 
 
 def test_a27_when_the_owner_is_killed_another_takes_over_and_nothing_is_left_running(
-    bundle: Path, tmp_path: Path, servers: list[subprocess.Popen[str]]
+    bundle: Path, tmp_path: Path, servers: list[Server]
 ) -> None:
     cache = tmp_path / "cache"
-    owner = missing.start(bundle, 12, cache)
+    owner = Server(bundle, 12, cache)
     servers.append(owner)
     until(lambda: children_of(cache))
-    waiter = missing.start(bundle, 12, cache, f"gate={tmp_path / 'gate'}")
+    waiter = Server(bundle, 12, cache, f"gate={tmp_path / 'gate'}")
     servers.append(waiter)
-    assert waiter.stderr is not None
-    assert waiter.stderr.readline() == "ready\n"
+    waiter.wait_ready()
     until(lambda: builds(cache))
     (tmp_path / "gate").touch()
     time.sleep(1)  # it waits by now, if the owner was not quicker
@@ -115,7 +103,7 @@ def test_a27_when_the_owner_is_killed_another_takes_over_and_nothing_is_left_run
     until(lambda: not any(_is_running(pid) for pid in owned), 10)
     until(lambda: children_of(cache), 10)
     assert time.monotonic() - killed < 10
-    (found,) = results([waiter])
+    found = waiter.result()
     assert found["ok"]
     assert found["jit"]["compiles"] == 1
     assert builds(cache) == []
@@ -130,15 +118,15 @@ def _is_running(pid: int) -> bool:
 
 
 def test_a24_a_cache_that_is_wiped_in_a_loop_breaks_nothing(
-    bundle: Path, tmp_path: Path, servers: list[subprocess.Popen[str]]
+    bundle: Path, tmp_path: Path, servers: list[Server]
 ) -> None:
     """Processes that find a variant, and others that compile it, while another removes the cache all the time."""
     cache = missing.compiled_cache(tmp_path / "cache")
-    servers += [missing.start(bundle, 7, cache, "calls=400") for _ in range(3)]
-    while any(process.poll() is None for process in servers):
+    servers += [Server(bundle, 7, cache, "calls=400") for _ in range(3)]
+    while any(server.is_running() for server in servers):
         shutil.rmtree(cache / "overlay", ignore_errors=True)
         time.sleep(0.3)
-    assert all(one["ok"] for one in results(servers))
+    assert all(server.result()["ok"] for server in servers)
 
 
 # --------------------------------------------------------------------------------------------- A22, A23, noexec
@@ -150,7 +138,13 @@ def test_a22_without_home_or_user_a_miss_is_compiled(bundle: Path, tmp_path: Pat
     if subprocess.run([*other, "true"], capture_output=True, check=False).returncode:
         pytest.skip("another uid needs user namespaces")
     path = f"{missing.REPO / 'runtime'}:{missing.REPO}"
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "TMPDIR": str(tmp_path), "AOTPACK_JIT_NICE": "0"}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": path,
+        "TMPDIR": str(tmp_path),
+        "AOTPACK_JIT_NICE": "0",
+        "CXX": missing.CXX,
+    }
     command = [*other, sys.executable, "-m", "tests.support.missing", str(bundle), "13"]
     done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr
@@ -176,7 +170,7 @@ def test_a23_a_cache_that_cannot_be_written_costs_one_warning(bundle: Path, tmp_
     """The miss is compiled all the same, for this process alone, and nothing stays behind."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    found = missing.serve(bundle, 14, unusable, TMPDIR=str(temporary))
+    found = Server(bundle, 14, unusable, TMPDIR=str(temporary)).result()
     assert found["ok"]
     assert (found["jit"]["compiles"], found["mlp"]["hits_by_tier"]["overlay"]) == (1, 4)
     assert found["stderr"].count("is kept by this process alone") == 1
@@ -185,7 +179,7 @@ def test_a23_a_cache_that_cannot_be_written_costs_one_warning(bundle: Path, tmp_
 
 def test_on_file_systems_mounted_noexec_the_program_serves_with_one_warning(bundle: Path, tmp_path: Path) -> None:
     with mounted(tmp_path / "noexec", "noexec,size=600m") as place:
-        found = missing.serve(bundle, 15, place / "cache", TMPDIR=str(place), threads=2)
+        found = Server(bundle, 15, place / "cache", "threads=2", TMPDIR=str(place)).result()
     assert found["ok"]
     assert found["jit"]["compiles"] == 0
     assert found["mlp"]["misses_by_tier"] == {"program": 2}
@@ -197,11 +191,11 @@ def test_a28_without_a_compiler_the_program_serves_with_one_warning(bundle: Path
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "python").symlink_to(sys.executable)
-    found = missing.serve(bundle, 16, tmp_path / "cache", PATH=str(tools), CXX="")
+    found = Server(bundle, 16, tmp_path / "cache", PATH=str(tools), CXX="").result()
     assert found["ok"]
     assert (found["jit"]["compiles"], found["jit"]["failures"]) == (0, 1)
     assert found["mlp"]["misses_by_tier"] == {"program": 4}
     assert found["stderr"].count("a miss is not compiled, and served as before") == 1, found["stderr"]
-    again = missing.serve(bundle, 16, tmp_path / "cache", PATH=str(tools), CXX="")
+    again = Server(bundle, 16, tmp_path / "cache", PATH=str(tools), CXX="").result()
     assert again["ok"]
     assert again["jit"]["failures"] == 0  # remembered: not tried again for a minute

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +110,17 @@ def test_a_scrape_shows_what_the_status_says(cache: Path, bundle: Path) -> None:
     assert "8" not in [label for line in page.splitlines() if "shape" in line for label in line.split('"')[1::2]]
 
 
+@pytest.mark.parametrize("mode", ["jit", "eager", "strict"])
 def test_the_miss_log_tells_shapes_and_their_counts(
-    cache: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: Any, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever a miss does."""
+    monkeypatch.setenv("AOTPACK_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("AOTPACK_MISS_LOG", str(tmp_path / "misses.jsonl"))
-    with apr.load(bundle, mode="jit", on_miss={"when": "never"}) as session:
+    with apr.load(bundle, mode=mode, on_miss={"when": "never"}) as session:
         for rows in (4, 5, 5, 5, 6):
-            session["mlp"](torch.randn(rows, 8))
+            with pytest.raises(apr.GuardMiss) if mode == "strict" and rows != 4 else nullcontext():
+                session["mlp"](torch.randn(rows, 8))
         assert session.status()["misses_per_1000"] == 800.0
     lines = [json.loads(line) for line in (tmp_path / "misses.jsonl").read_text().splitlines()]
     assert [(line["event"], line["leaves"][0]["shape"][0]) for line in lines] == [

@@ -45,6 +45,7 @@ def compiled(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("AOTPACK_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("AOTPACK_JIT_NICE", "0")
+    monkeypatch.setenv("CXX", missing.CXX)
     return tmp_path / "cache"
 
 

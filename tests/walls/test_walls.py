@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import aotpack_runtime
-from aotpack_runtime.fallbacks import FALLBACKS, POLICIES
+from aotpack_runtime.fallbacks import FALLBACKS, KERNEL_POLICIES, POLICIES
 from aotpack_runtime.loaders import LOADERS, SOURCE, WEIGHTS
 
 HEAVY = ("click", "numpy", "pydantic", "rich", "safetensors", "torch", "triton", "typer", "yaml")
@@ -189,7 +189,7 @@ def test_each_way_to_serve_a_miss_meets_the_protocol(way: str) -> None:
 
 
 def test_policies_name_ways_that_exist() -> None:
-    assert {way for ways in POLICIES.values() for way in ways} == set(FALLBACKS)
+    assert {way for ways in (*POLICIES.values(), *KERNEL_POLICIES.values()) for way in ways} == set(FALLBACKS)
 
 
 # ------------------------------------------------------------------------------------------------ what is shipped

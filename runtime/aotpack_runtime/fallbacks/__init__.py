@@ -18,6 +18,7 @@ FALLBACKS: Mapping[str, str] = {
     "program": "aotpack_runtime.fallbacks.program",
     "source": "aotpack_runtime.fallbacks.source",
     "pad": "aotpack_runtime.fallbacks.pad",
+    "reference": "aotpack_runtime.fallbacks.reference",
 }
 
 POLICIES: Mapping[str, tuple[str, ...]] = {
@@ -26,6 +27,8 @@ POLICIES: Mapping[str, tuple[str, ...]] = {
     "pad": ("pad", "program", "source"),
     "error": (),
 }
+KERNEL_POLICIES: Mapping[str, tuple[str, ...]] = {"jit": ("reference",), "eager": ("reference",), "error": ()}
+"""The same of kernels: a reference serves where the manifest says that it may."""
 
 
 @dataclass(frozen=True, slots=True)

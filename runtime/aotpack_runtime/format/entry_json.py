@@ -11,6 +11,7 @@ from aotpack_runtime.format import layout, tree
 from aotpack_runtime.format.choice import dump_choice, parse_choice
 from aotpack_runtime.format.codec import dump_scalar, parse_scalar
 from aotpack_runtime.format.index import Default, Entry, Kernel, Parameter, Source, Variant
+from aotpack_runtime.format.kernel_recipe import dump_kernel_recipe, parse_kernel_recipe
 from aotpack_runtime.format.plain import dump_file, parse_file, text, texts
 from aotpack_runtime.format.variant_json import dump_variant
 
@@ -56,6 +57,7 @@ def parse_entry(name: str, value: Json, variants: Callable[[str], tuple[Variant,
 
 
 def _dump_kernel(kernel: Kernel) -> Json:
+    recipe = {} if kernel.recipe is None else {"recipe": dump_kernel_recipe(kernel.recipe)}
     return {
         "text": dump_file(kernel.text),
         "suffix": kernel.suffix,
@@ -63,6 +65,7 @@ def _dump_kernel(kernel: Kernel) -> Json:
         "types": list(kernel.types),
         "operator": kernel.operator,
         "choice": dump_choice(kernel.choice),
+        **recipe,
     }
 
 
@@ -74,6 +77,7 @@ def _parse_kernel(value: Json) -> Kernel:
         types=tuple(text(item) for item in value["types"]),
         operator=text(value["operator"]),
         choice=parse_choice(value["choice"]),
+        recipe=parse_kernel_recipe(value["recipe"]) if "recipe" in value else None,
     )
     layout.source(kernel.text.digest, kernel.suffix)
     return kernel

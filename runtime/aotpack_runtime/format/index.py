@@ -119,11 +119,25 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRecipe:
+    """How a miss compiles variants of a kernel: `manifest` is the entry as the manifest has it, `files` are those that
+    its source is read from, by their path beside it, and `archs` what the targets name ("sm_90a")."""
+
+    manifest: Mapping[str, Json]
+    files: Mapping[str, File]
+    archs: tuple[str, ...]
+
+    def members(self) -> dict[str, File]:
+        """Member path -> file."""
+        return {layout.source(file.digest, layout.source_suffix(path)): file for path, file in self.files.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
     """What makes an entry a kernel: its text, the arguments it writes, which variant is best, and its torch operator.
 
     `operator` is "ns::name", or "" for none; `types` gives the type of each parameter in a schema of torch ("Tensor",
-    "int", "float", "bool").
+    "int", "float", "bool"); `recipe` is how a miss compiles further variants, None where it cannot.
     """
 
     text: File
@@ -132,6 +146,7 @@ class Kernel:
     types: tuple[str, ...]
     operator: str = ""
     choice: Choice = field(default_factory=Choice)
+    recipe: KernelRecipe | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +221,7 @@ class Index:
         for entry in self.entries.values():
             if entry.kernel:
                 members[layout.source(entry.kernel.text.digest, entry.kernel.suffix)] = entry.kernel.text
+                members |= entry.kernel.recipe.members() if entry.kernel.recipe else {}
         if self.weights_file:
             members[layout.weights(self.weights_file.digest)] = self.weights_file
         return members

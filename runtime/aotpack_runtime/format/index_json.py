@@ -5,7 +5,7 @@ FORMAT_VERSION ledger
     2  2026-11  adds entries of kernels: kinds cubin and ptx, Variant.axes and .launch, Entry.kernel; what many variants
                 have in common stands once, under `shared`; reads 1
     3  2026-11  adds torch entries on CUDA: WeightRef.host, and the need `cuda`; Variant.recipe of programs: what a miss
-                compiles from a bundle alone; reads 1 and 2, without it
+                compiles from a bundle alone; Kernel.recipe, the same for kernels; reads 1 and 2, without them
 """
 
 from __future__ import annotations

@@ -30,6 +30,11 @@ INT_RANGES = {
 MAX_PARAMETER_BYTES = 32764
 """Largest parameter block of a kernel (CUDA 12.1 and newer on sm_70 and newer; 4096 before)."""
 
+GRID_LIMITS = (2**31 - 1, 65535, 65535)
+BLOCK_LIMIT = 1024
+"""Blocks of a grid by dim, and threads of a block, of every GPU so far (CUDA C++ Programming Guide, technical
+specifications per compute capability)."""
+
 ELEMENT_BYTES = (1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4)
 """CUtensorMapDataType -> bytes of one element (cuda.h)."""
 

@@ -17,7 +17,7 @@ EXPORTED = "exported"
 
 KERNELS = ("cubin", "ptx")
 """Kinds of artifact that are launched through the CUDA driver."""
-SOURCE_SUFFIXES = (".py", ".cu")
+SOURCE_SUFFIXES = (".py", ".cu", ".h")
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -49,3 +49,8 @@ def source(digest: str, suffix: str) -> str:
     if suffix not in SOURCE_SUFFIXES:
         raise ValueError(f"{suffix[:20]!r} is no suffix of a source: {', '.join(SOURCE_SUFFIXES)}")
     return f"sources/{digest}{suffix}"
+
+
+def source_suffix(path: str) -> str:
+    """The suffix under which a file of a kernel's source is kept; what is neither Python nor CUDA C++ is a header."""
+    return next((suffix for suffix in SOURCE_SUFFIXES if path.endswith(suffix)), ".h")

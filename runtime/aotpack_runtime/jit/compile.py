@@ -41,8 +41,8 @@ def unavailable() -> str:
 class Child:
     """One compile. `run` may be called once; `stop` from any thread, at any time."""
 
-    def __init__(self, folder: Path, limits: Limits) -> None:
-        self._folder, self._limits = folder, limits
+    def __init__(self, folder: Path, limits: Limits, variables: Mapping[str, str] = {}) -> None:
+        self._folder, self._limits, self._variables = folder, limits, variables
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
@@ -72,11 +72,12 @@ class Child:
         self._kill()
 
     def _start(self, log: int, sample: int | None) -> subprocess.Popen[bytes]:
+        variables = {**_environment(self._folder), **self._variables}
         limits = [str(self._limits.seconds), str(self._limits.memory_bytes), str(os.getpid())]
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "aotpack.guarded", *limits, str(self._folder)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
-            pass_fds=() if sample is None else (sample,), env=_environment(self._folder), cwd="/",
+            pass_fds=() if sample is None else (sample,), env=variables, cwd="/",
         )  # fmt: skip
 
     def _answer(self, name: str, output: bytes, log: int) -> tuple[Json, float]:
@@ -118,6 +119,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "HOME": str(folder), "USER": "aotpack", "LOGNAME": "aotpack", **kept,
         "PYTHONPATH": os.pathsep.join(path), "PYTHONHASHSEED": "0", "TMPDIR": str(folder),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TRITON_CACHE_DIR": str(folder / "triton"),
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from aotpack_runtime.format.tensor import Call, TensorMeta
+from aotpack_runtime.jit.observed import Shapes
 
 log = logging.getLogger("aotpack.jit")
 
@@ -47,6 +48,14 @@ class MissLog:
         except OSError as error:
             log.warning("AOTPACK_MISS_LOG: %s is not written any more: %s", self._path, error)
             self._path = ""
+
+    def totals(self, entry: str, shapes: Shapes) -> None:
+        """A line for each shape that is remembered."""
+        for shape in shapes.all() if self._path else ():
+            self.write(
+                entry, "total", shape.call,
+                calls=shape.calls, seconds=round(shape.seconds, 6), state=shape.state or shape.why,
+            )  # fmt: skip
 
 
 def _leaf(leaf: object) -> Json:

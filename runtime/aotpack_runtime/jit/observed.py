@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,19 @@ VALUES = 64
 """Distinct sizes remembered of one dim; beyond them only the least and the largest."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A call that missed: what names its shape, what names its family, the sizes that differ within the family, and why
+    nothing is compiled for it, "" when something may be. `request` is what, where that is known already."""
+
+    key: Hashable
+    family: Hashable = ()
+    program: Variant | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    why: str = ""
+    request: Any = None
+
+
 @dataclass(slots=True)
 class Family:
     """Calls of one program, one layout and the same scalars: what a range may cover. `seconds` counts those of the
@@ -28,7 +41,7 @@ class Family:
     due: float = math.inf
     sizes: dict[str, set[int]] = field(default_factory=dict)
 
-    def note(self, sizes: dict[str, int]) -> None:
+    def note(self, sizes: Mapping[str, int]) -> None:
         for name, size in sizes.items():
             seen = self.sizes.setdefault(name, set())
             seen.add(size)
@@ -44,7 +57,7 @@ class Shape:
     text: str
     call: Call
     family: Family
-    sizes: dict[str, int]
+    request: Any = None
     calls: int = 0
     seconds: float = 0.0
     due: float = math.inf
@@ -82,7 +95,7 @@ class Shapes:
             self._shapes.move_to_end(key)
         return shape
 
-    def family(self, key: Hashable, program: Variant) -> Family:
+    def family(self, key: Hashable, program: Variant | None) -> Family:
         found = self._families.get(key)
         if found is None:
             found = self._families[key] = Family(program)

@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from aotpack_runtime.format.codec import no_duplicates
 from aotpack_runtime.format.fingerprint import canonical, digest
 from aotpack_runtime.format.index import Index, Variant
 from aotpack_runtime.format.index_json import FORMAT_VERSION
-from aotpack_runtime.format.sound import check_variant
+from aotpack_runtime.format.sound import check_kernel, check_variant
 from aotpack_runtime.format.variant_json import dump_variant, parse_variant
 from aotpack_runtime.jit.flight import held
 from aotpack_runtime.machine import make_private
@@ -51,13 +51,14 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """A variant of the overlay. `parts` are what its key was made of."""
+    """A variant of the overlay. `parts` are what its key was made of, `checked` what it was held against."""
 
     key: str
     entry: str
     variant: Variant
     seconds: Seconds
     parts: Mapping[str, Json]
+    checked: str = ""
 
 
 class Overlay:
@@ -218,6 +219,7 @@ def write_record(made: Compiled) -> bytes:
         "variant": dump_variant(made.variant),
         "seconds": [made.seconds.compile, made.seconds.fallback, made.seconds.variant],
         "parts": dict(made.parts),
+        "checked": made.checked,
     }
     record = {"format": FORMAT_VERSION, "key": made.key, "sha256": digest(canonical(body)), "body": body}
     return canonical(record)
@@ -233,12 +235,15 @@ def read_record(key: str, data: bytes) -> Compiled:
     return Compiled(
         key=key, entry=str(body["entry"]), variant=parse_variant(body["variant"]),
         seconds=Seconds(compile_s, fallback_s, variant_s), parts=dict(body["parts"]),
+        checked=str(body.get("checked", "")),
     )  # fmt: skip
 
 
 def _check(made: Compiled, index: Index) -> None:
     """ValueError or KeyError when it is no variant of `index`: it takes its entry's arguments and its weights."""
-    check_variant(made.variant, index.entries[made.entry].parameters, set())
+    entry = index.entries[made.entry]
+    check_variant(made.variant, entry.parameters, set())
+    check_kernel(replace(entry, variants=(made.variant,)))
     weights = index.weight_sets[made.variant.weights].weights if made.variant.constants else {}
     if missing := {weight for _, weight in made.variant.constants} - weights.keys():
         raise ValueError(f"needs the weight {min(missing)!r}")

@@ -56,6 +56,13 @@ class Request:
     def key(self, bundle: str, device: str) -> str:
         return fingerprint(self.parts(bundle, device))
 
+    def job(self) -> dict[str, Json]:
+        """What the job of the builder says of it."""
+        return {
+            "kind": "miss", "program": self.program.id, "leaves": list(self.leaves), "target": dict(self.target.job),
+            "dims": {name: list(bounds) for name, bounds in self.dims.items()},
+        }  # fmt: skip
+
     @property
     def recipe(self) -> Any:
         assert self.program.recipe is not None
@@ -105,7 +112,7 @@ def why_not(program: Variant, call: Call) -> str:
             layout = _layout(leaf)
             if layout is None and not leaf.odd:
                 return f"{guard.path}: strides {list(leaf.strides)} are neither contiguous nor channels-last"
-            leaves.append(replace(guard, layout=layout or "any"))
+            leaves.append(replace(guard, layout=layout or "any", aligned=guard.device == "cuda"))
         else:
             leaves.append(guard)
     return Guards(program.guards.trees, tuple(leaves), program.guards.where).reject(call, ("",) * len(call.trees)) or ""
@@ -170,7 +177,8 @@ def _request(
                 else:
                     shape.append(size)
             layout = _layout(leaf) or "contiguous"
-            leaves.append({"path": guard.path, "dtype": leaf.dtype, "shape": shape, "layout": layout})
+            place = {} if guard.device == "cpu" else {"device": guard.device}
+            leaves.append({"path": guard.path, "dtype": leaf.dtype, "shape": shape, "layout": layout, **place})
             words.append("x".join(_span(size, dict(dims.values())) for size in shape) or "scalar")
         elif isinstance(guard, IntGuard) and type(leaf) is int:
             leaves.append(_int_leaf(guard, leaf))

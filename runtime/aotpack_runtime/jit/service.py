@@ -21,10 +21,10 @@ from aotpack_runtime.format.target import Machine
 from aotpack_runtime.jit.budget import Breaker, pause_s
 from aotpack_runtime.jit.compile import Child, Limits, unavailable
 from aotpack_runtime.jit.flight import held
+from aotpack_runtime.jit.gpu import visible
 from aotpack_runtime.jit.misslog import MissLog
 from aotpack_runtime.jit.overlay import Compiled, Overlay, evict
 from aotpack_runtime.jit.place import Private, distrusted, overlay_root, unwritable
-from aotpack_runtime.jit.request import Request
 
 log = logging.getLogger("aotpack.jit")
 
@@ -33,6 +33,20 @@ PENDING = 16
 """Compiles that wait at a time; what comes while as many do asks again later."""
 CACHE_BYTES = 2 << 30
 MOST_WARNINGS = 200
+
+
+class Requested(Protocol):
+    """What is compiled for a miss, of a model or of a kernel."""
+
+    @property
+    def entry(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def dims(self) -> Mapping[str, Any]: ...
+    def key(self, bundle: str, device: str) -> str: ...
+    def parts(self, bundle: str, device: str) -> dict[str, Json]: ...
+    def job(self) -> dict[str, Json]: ...
 
 
 class Served(Protocol):
@@ -52,7 +66,7 @@ class Served(Protocol):
 class Ask:
     """One compile that was asked for. `made` is set when `done` is, if there is a variant."""
 
-    request: Request
+    request: Requested
     key: str
     sample: Sample | None
     limits: Limits
@@ -116,8 +130,6 @@ class Jit:
         self._started = time.monotonic()
         if self.distrusted:
             self.say(f"the overlay is not used: {self.distrusted}")
-        if self.unavailable:
-            self.say(f"misses are served without compiling behind them: {self.unavailable}")
 
     def overlays(self) -> list[Overlay]:
         """Where variants may be, the shared one first."""
@@ -175,7 +187,11 @@ class Jit:
                 return f"{PENDING} compiles wait already"
         return ""
 
-    def ask(self, request: Request, sample: Sample | None, limits: Limits, ended: Callable[[Ask], None]) -> Ask:
+    def is_crowded(self) -> bool:
+        """Would a further compile be refused, as many wait already?"""
+        return len(self._asks) >= PENDING
+
+    def ask(self, request: Requested, sample: Sample | None, limits: Limits, ended: Callable[[Ask], None]) -> Ask:
         """Compile `request` behind the traffic, once however many ask; `ended` is called when there is a result, for
         whoever asked first. The sample is closed then."""
         key = request.key(self.bundle.digest, self.device)
@@ -238,7 +254,7 @@ class Jit:
 
     def _compile(self, ask: Ask, overlay: Overlay, folder: Path) -> None:
         request, start = ask.request, time.monotonic()
-        child = Child(folder, ask.limits)
+        child = Child(folder, ask.limits, visible(self.device))
         with self._lock:
             self._children.add(child)
         log.info("%s: compiling %s behind the traffic", request.entry, request.label)
@@ -265,31 +281,30 @@ class Jit:
     def _failed(self, ask: Ask, overlay: Overlay, error: CompileError) -> None:
         self.breaker.note(ok=False)
         self.totals.failures += 1
-        count = overlay.failure(ask.key)[0] + 1
-        overlay.put_failure(ask.key, count, time.time() + pause_s(count), str(error))
+        self.note_failure(ask.key, overlay, str(error))
         self.say(f"{ask.request.entry}: a miss is not compiled, and served as before: {error}")
         if error.log:
             log.debug("%s", error.log)
 
+    def note_failure(self, key: str, overlay: Overlay, why: str) -> None:
+        """`key` is left alone for a while, longer each time, by all processes of the host."""
+        count = overlay.failure(key)[0] + 1
+        overlay.put_failure(key, count, time.time() + pause_s(count), why)
+
     def _job(self, ask: Ask, overlay: Overlay) -> Json:
         request = ask.request
-        sample = ask.sample
         return {
-            "kind": "miss",
+            **request.job(),
             "variant": f"{request.entry}/jit-{request.label}-{ask.key[:8]}",
             "key": ask.key,
             "parts": request.parts(self.bundle.digest, self.device),
             "bundle": os.path.abspath(self.bundle.root),
             "digest": self.bundle.digest,
-            "device": self.device,
+            "device": "cpu" if self.device == "cpu" else "cuda:0",  # the only one that the child sees
             "allow": sorted(self.allow),
             "entry": request.entry,
-            "program": request.program.id,
-            "leaves": list(request.leaves),
-            "dims": {name: list(bounds) for name, bounds in request.dims.items()},
-            "target": dict(request.target.job),
             "overlay": os.path.abspath(overlay.root),
-            "sample": sample and sample.record(),
+            "sample": ask.sample and ask.sample.record(),
         }
 
     def _place(self) -> Overlay:

@@ -4,85 +4,68 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from aotpack_runtime.dispatch import Miss
-from aotpack_runtime.errors import AotpackError, ArtifactError
 from aotpack_runtime.fallbacks import Prepared
-from aotpack_runtime.format.codec import dump_scalar
-from aotpack_runtime.format.index import RecipeTarget, Variant
+from aotpack_runtime.format.index import Variant
+from aotpack_runtime.jit.adopted import Adopted
 from aotpack_runtime.jit.compile import Limits
 from aotpack_runtime.jit.decide import AGAIN, Estimate, When, best_share, due_s, estimate
-from aotpack_runtime.jit.observed import Family, Shape, Shapes
-from aotpack_runtime.jit.overlay import Compiled, Overlay
-from aotpack_runtime.jit.request import (
-    KEEPS_CHANGING,
-    Request,
-    covers,
-    exact,
-    open_sizes,
-    ranged,
-    shape_key,
-    why_not,
-    words,
-)
-from aotpack_runtime.jit.service import Ask, Jit, Sample, Served
-from aotpack_runtime.loaders import SAMPLES, loader
+from aotpack_runtime.jit.gpu import is_capturing
+from aotpack_runtime.jit.observed import Family, Seen, Shape, Shapes
+from aotpack_runtime.jit.request import KEEPS_CHANGING, covers, words
+from aotpack_runtime.jit.service import Ask, Jit, Requested, Sample, Served
 
 log = logging.getLogger("aotpack.jit")
 
 Json = Any
-WEIGHTS_TIMES = 3
-"""A child may take this many times the weights, beside what compilers need: zeros to compile with, and a copy."""
-COMPILED = "aoti"
-"""The kind of artifact that a child makes of a program."""
-REPLACES = 8
-"""How often a process may put another variant in the place of one, on average: a library that was loaded stays in its
-memory, about 2 MB each (its C++ has symbols that are unique in a process, which dlclose leaves)."""
 RETRY_SHARE = 2.0
 """What is not compiled now is asked for again when it has cost this many times as much."""
+
+
+class Misses(Protocol):
+    """What a miss asks for, of one kind of entry: `model_misses`, `kernel_misses`."""
+
+    when: When
+    seconds: float
+    memory_bytes: int
+
+    def seen(self, miss: Miss, program: Variant | None) -> Seen: ...
+    def request(self, shape: Shape, *, whole: bool) -> Requested: ...
+    def room(self) -> str: ...
+    def copied(self, leaves: Sequence[Any]) -> Callable[[], Sample | None]: ...
 
 
 class Watch:
     """Watches one entry. `settings` are its `on_miss`."""
 
-    def __init__(self, jit: Jit, entry: Served, settings: Mapping[str, Json]) -> None:
-        self._jit, self._entry = jit, entry
-        self._when: When = settings.get("when", "pays")
-        self._background = bool(settings.get("background", True))
-        self._most = int(settings.get("max_jit", 4))
-        file = jit.bundle.index.weights_file
-        memory = settings.get("max_memory") or (8 << 30) + WEIGHTS_TIMES * (file.size_bytes if file else 0)
-        self._limits = Limits(float(settings.get("max_seconds", 600)), int(memory))
+    def __init__(self, jit: Jit, entry: Served, misses: Misses, settings: Mapping[str, Json]) -> None:
+        self._jit, self._entry, self._misses = jit, entry, misses
+        self._when: When = settings.get("when", misses.when)
+        self.background = bool(settings.get("background", True))
+        seconds = settings.get("max_seconds", misses.seconds)
+        self._limits = Limits(float(seconds), int(settings.get("max_memory") or misses.memory_bytes))
         self._shapes = Shapes()
-        self._adopted: dict[str, tuple[Compiled, Overlay]] = {}
-        self._last_used: dict[str, tuple[int, float]] = {}
+        self._adopted = Adopted(jit, entry, int(settings.get("max_jit", 4)))
         self._asked: dict[str, list[Shape]] = {}
-        self._stamps: dict[str, int] = {}
         self._share = 1 / AGAIN
-        self._replaced = 0
         self._lock = threading.RLock()
 
     # ------------------------------------------------------------------------------------------------ a miss
 
     def look(self) -> bool:
         """Take up what other processes, or earlier ones, have compiled; True when there was something new."""
-        found = False
-        for overlay in self._jit.overlays():
-            stamp = overlay.stamp()
-            if self._stamps.get(str(overlay.root), 0) == stamp:
-                continue
-            with self._lock:
-                self._stamps[str(overlay.root)] = stamp
-                for key in overlay.names():
-                    if key not in self._adopted and len(self._adopted) < self._most:
-                        made = overlay.get(key, self._jit.bundle.index)
-                        found |= made is not None and self._adopt(made, overlay)
-        return found
+        if not self._adopted.moved():
+            return False
+        with self._lock:
+            found = self._adopted.look()
+            for variant in found:
+                self._cover(variant)
+        return bool(found)
 
     def watched(self, miss: Miss, prepared: Prepared) -> Callable[..., object]:
         """What serves calls like this one: as `prepared` does, with its calls and seconds counted, and a compile asked
@@ -103,70 +86,77 @@ class Watch:
 
         return watched
 
+    def awaited(self, miss: Miss) -> str:
+        """Have what takes this call compiled, and wait for it, as nothing serves it meanwhile: "" when it is there,
+        else why it is not."""
+        shape = self._shape(miss, None)
+        shape.calls += 1
+        if shape.state not in ("", "asked"):
+            return shape.state
+        if is_capturing():
+            return "its stream is being captured: nothing is compiled or loaded meanwhile"
+        if shape.due == math.inf and not shape.state:
+            return "on_miss says that nothing is compiled (when: never)"
+        ask = self._asked_for(shape, lambda: None, whole=False, waits=True)
+        if ask is not None and not ask.done.wait(self._limits.seconds):
+            return f"it is still being compiled after {self._limits.seconds:g} s (max_seconds)"
+        return "" if shape.state == "compiled" else shape.state or shape.why
+
+    def unserved(self, miss: Miss) -> None:
+        """A call that nothing serves is a miss too; one of a kernel was counted when it began to wait."""
+        shape = self._shape(miss, None)
+        if self._entry.record.kernel is None:
+            shape.calls += 1
+
     def refused(self, variant: Variant) -> None:
         """A variant of the overlay did not load: it is dropped, and compiled anew when it is asked for again."""
         with self._lock:
-            for key, (made, overlay) in list(self._adopted.items()):
-                if made.variant.id == variant.id:
-                    overlay.drop(key, damaged=True)
-                    del self._adopted[key], self._last_used[key]
-                    self._entry.release(variant)
-                    for shape in self._shapes.all():
-                        if shape.state == "compiled" and covers(variant.guards, shape.call):
-                            shape.state, shape.hits, shape.due = "", None, 0.0
+            for shape in self._shapes.all() if self._adopted.refused(variant) else ():
+                if shape.state == "compiled" and covers(variant.guards, shape.call):
+                    shape.state, shape.hits, shape.due = "", None, 0.0
 
     def _shape(self, miss: Miss, program: Variant | None) -> Shape:
-        if program is None:  # the source serves it: only counted
-            key: Any = words(miss.call)
-            known = self._shapes.find(key)
-            if known is None:
-                family = Family(program)
-                known = Shape(words(miss.call), miss.call, family, {}, state="no program of the bundle reaches it")
-                self._shapes.add(key, known)
-            return known
-        key, loose = shape_key(program, miss.call)
+        seen = self._misses.seen(miss, program)
         with self._lock:
-            return self._shape_of(key, loose, program, miss)
-
-    def _shape_of(self, key: Hashable, loose: Hashable, program: Variant, miss: Miss) -> Shape:
-        shape = self._shapes.find(key)
-        if shape is None:
-            family = self._shapes.family(loose, program)
-            sizes = open_sizes(program, miss.call)
-            family.note(sizes)
-            shape = Shape(words(miss.call), miss.call, family, sizes, state=self._why_not(program, miss))
-            self._shapes.add(key, shape)
-            self._jit.miss_log.write(self._entry.record.name, "miss", miss.call, reason=miss.last_reason())
-            if not shape.state:
-                shape.due = self._due()
-                family.due = self._due() if self._changes(family) else math.inf
-                if shape.due < math.inf and self._was_dropped(shape):
-                    shape.due = 0.0
-        elif shape.state == "compiled":  # it misses again: its variant is gone
-            shape.state, shape.hits, shape.due = "", None, shape.seconds + self._due()
+            shape = self._shapes.find(seen.key)
+            if shape is None:
+                shape = self._new_shape(miss, seen)
+            elif shape.state == "compiled":  # it misses again: its variant is gone
+                shape.state, shape.hits, shape.due = "", None, shape.seconds + self._due()
         return shape
 
-    def _why_not(self, program: Variant, miss: Miss) -> str:
-        reason = self._jit.unavailable or why_not(program, miss.call)
-        return reason or ("" if self._target(program) else "this host meets none of the manifest's targets")
+    def _new_shape(self, miss: Miss, seen: Seen) -> Shape:
+        state = seen.why or self._jit.unavailable
+        family = Family(None) if seen.why else self._shapes.family(seen.family, seen.program)
+        family.note(seen.sizes)
+        shape = Shape(words(miss.call), miss.call, family, seen.request, state=state)
+        self._shapes.add(seen.key, shape)
+        self._jit.miss_log.write(self._entry.record.name, "miss", miss.call, reason=miss.last_reason())
+        if not state:
+            shape.due = self._due()
+            family.due = self._due() if self._changes(family) else math.inf
+            if shape.due < math.inf and self._was_dropped(shape):
+                shape.due = 0.0
+        return shape
 
     def _was_dropped(self, shape: Shape) -> bool:
         """Was there a variant for it that was damaged? It has paid before."""
         damaged = set[str]().union(*(overlay.damaged for overlay in self._jit.overlays()))
-        return bool(damaged) and self._key(self._request(shape, whole=False)) in damaged
+        return bool(damaged) and self._key(self._misses.request(shape, whole=False)) in damaged
 
     # ------------------------------------------------------------------------------------------------ asking
 
     def _due_call(self, shape: Shape, serve: Callable[..., object], leaves: Sequence[object]) -> object:
         """A call at which a compile is due: in the background it is served first, and what it began goes on behind it;
         its arguments are copied before, since it may write them."""
-        capturing, family = _is_capturing(), shape.family
+        capturing, family = is_capturing(), shape.family
         whole = self._changes(family) and family.seconds >= family.due
-        sample = None if capturing else self._sample(leaves)
-        if self._background and not capturing:
+        # Nothing is copied for a compile that would be refused: a copy costs the call more than all else that is done.
+        copied = (lambda: None) if capturing or self._jit.is_crowded() else self._misses.copied(leaves)
+        if self.background and not capturing:
             shape.due = family.due = math.inf
         elif not capturing:
-            ask = self._asked_for(shape, sample, whole=whole)
+            ask = self._asked_for(shape, copied, whole=whole, waits=True)
             if ask is not None and ask.done.wait(self._limits.seconds):
                 now = self._entry.serve_of(shape.call)
                 if now is not None:
@@ -175,9 +165,7 @@ class Watch:
         try:
             result = serve(*leaves)
         except BaseException:  # of the model's own: nothing is asked for by a call that it refuses
-            if self._background and not capturing:
-                if sample is not None:
-                    sample.close()
+            if self.background and not capturing:
                 with self._lock:
                     self._later(shape)
             raise
@@ -185,65 +173,39 @@ class Watch:
         shape.calls += 1
         shape.seconds += took
         family.seconds += took
-        if self._background and not capturing:
-            self._jit.soon(lambda: self._asked_for(shape, sample, whole=whole))
+        if self.background and not capturing:
+            self._jit.soon(lambda: self._asked_for(shape, copied, whole=whole))
         return result
 
-    def _asked_for(self, shape: Shape, sample: Sample | None, *, whole: bool) -> Ask | None:
-        """Ask for a compile that is due, or say when to consider it again."""
+    def _asked_for(
+        self, shape: Shape, copied: Callable[[], Sample | None], *, whole: bool, waits: bool = False
+    ) -> Ask | None:
+        """Ask for a compile that is due, or say when to consider it again. Who `waits` gets what others asked for too:
+        they wait with them."""
         with self._lock:
-            ask = self._ask(shape, sample, whole=whole)
-        if ask is None and sample is not None:
-            sample.close()
-        return ask
+            return self._ask(shape, copied, whole=whole, waits=waits)
 
-    def _ask(self, shape: Shape, sample: Sample | None, *, whole: bool) -> Ask | None:
+    def _ask(self, shape: Shape, copied: Callable[[], Sample | None], *, whole: bool, waits: bool) -> Ask | None:
         family = shape.family
-        if shape.state not in ("", "asked") or (shape.state == "asked" and self._background):
+        if shape.state not in ("", "asked") or (shape.state == "asked" and not waits):
             return None
-        request = self._request(shape, whole=whole)
+        request = self._misses.request(shape, whole=whole)
         if whole and request.dims and self._jit.refuses(self._key(request)):
-            request = self._request(shape, whole=False)
+            request = self._misses.request(shape, whole=False)
         key = self._key(request)
-        problem = self._jit.refuses(key) or self._over_budget(shape, key)
+        problem = self._jit.refuses(key) or self._over_budget(shape, key) or self._misses.room()
         if problem:
             shape.why = problem
             self._later(shape)
             return None
-        # Of a blocking entry the others who come with this shape wait as well.
-        shape.due = family.due = math.inf if self._background else shape.due
+        shape.due = family.due = shape.due if waits else math.inf
         shape.state = "asked"
         self._asked.setdefault(key, []).append(shape)
         self._jit.miss_log.write(self._entry.record.name, "asked", shape.call, label=request.label)
-        return self._jit.ask(request, sample, self._limits, self._ended)
+        return self._jit.ask(request, copied(), self._limits, self._ended)
 
-    def _request(self, shape: Shape, *, whole: bool) -> Request:
-        program = shape.family.program
-        assert program is not None
-        target = self._target(program)
-        assert target is not None
-        name = self._entry.record.name
-        wide = ranged(name, program, target, shape.call, shape.family.sizes) if whole else None
-        return wide or exact(name, program, target, shape.call)
-
-    def _key(self, request: Request) -> str:
+    def _key(self, request: Requested) -> str:
         return request.key(self._jit.bundle.digest, self._jit.device)
-
-    def _target(self, program: Variant) -> RecipeTarget | None:
-        """The first target of the manifest that this host meets."""
-        targets = program.recipe.targets if program.recipe is not None else ()
-        return next((one for one in targets if one.target.reject(self._jit.machine, self._jit.allow) is None), None)
-
-    def _sample(self, leaves: Sequence[Any]) -> Sample | None:
-        try:
-            saved = loader(SAMPLES).save(leaves)
-        except Exception as error:  # made-up arguments are used instead
-            log.debug("%s: arguments are not copied: %s", self._entry.record.name, error)
-            return None
-        if saved is None:
-            return None
-        numbers = [dump_scalar(leaf) if record is None else None for leaf, record in zip(leaves, saved[1], strict=True)]
-        return Sample(saved[0], saved[1], numbers)
 
     def _later(self, shape: Shape) -> None:
         """Consider it again when it has cost twice as much."""
@@ -262,77 +224,49 @@ class Watch:
     def _ended(self, ask: Ask) -> None:
         """What was asked for is there, or is not: calls that missed go to it, or on as before."""
         with self._lock:
+            problem, guards = ask.problem, None
             if ask.made is None:
-                log.info("%s: %s", self._entry.record.name, ask.problem)
+                log.info("%s: %s", self._entry.record.name, problem)
             else:
-                ask.made[1].damaged.discard(ask.key)
-                self._adopt(*ask.made)
+                made, overlay = ask.made
+                guards = made.variant.guards
+                overlay.damaged.discard(ask.key)
+                problem = self._adopted.take(made, overlay)
+                if ask.key in overlay.damaged:  # compiled again it would be the same
+                    self._jit.note_failure(ask.key, overlay, problem)
+                self._cover(made.variant)
                 self._revise()
             for shape in self._asked.pop(ask.key, ()):
                 if shape.state == "asked":
-                    shape.why = ask.problem
+                    shape.why = problem
                     self._later(shape)
+                    if guards is not None and not problem:  # asking again would give the same
+                        reason = guards.reject(shape.call, self._entry.record.parameter_names)
+                        shape.state = f"what was compiled for it does not take it: {reason}"
 
-    def _adopt(self, made: Compiled, overlay: Overlay) -> bool:
-        """Let the entry dispatch to a variant, loaded; False when it is none for it, or does not load."""
-        variant, entry = made.variant, self._entry
-        if made.entry != entry.record.name or made.key in self._adopted or variant.artifact.kind != COMPILED:
-            return False
-        reason = variant.target.reject(self._jit.machine, self._jit.allow)
-        if reason:
-            log.info("%s: %s", variant.id, reason)
-            return False
-        try:
-            overlay.files(variant)
-            entry.adopt([variant], overlay.files)
-        except ArtifactError as error:
-            self._jit.say(f"{variant.id}: {error}")
-            overlay.drop(made.key, damaged=True)
-            return False
-        except AotpackError as error:  # the session was closed meanwhile: there is nothing wrong with the variant
-            log.info("%s: %s", variant.id, error)
-            return False
-        overlay.used(made.key)
-        self._adopted[made.key] = (made, overlay)
-        self._jit.history.setdefault(entry.record.name, {})[made.key] = (
-            made.seconds.compile, made.seconds.fallback, made.seconds.variant,
-        )  # fmt: skip
-        self._last_used[made.key] = (0, time.monotonic())
+    def _cover(self, variant: Variant) -> None:
+        """A variant came: the shapes that it takes are those of its calls now."""
+        if variant.id not in {made.variant.id for made in self._adopted}:
+            return
         for shape in self._shapes.all():
             if covers(variant.guards, shape.call):
                 shape.state, shape.due = "compiled", math.inf
-                shape.hits = entry.counter_of(variant.id)
+                shape.hits = self._entry.counter_of(variant.id)
                 shape.family.seconds = 0.0
-        return True
 
     def _over_budget(self, shape: Shape, wanted: str) -> str:
-        """Why no further variant may be added, "" when it may: one that was not used since this shape began to miss
-        makes place for it."""
-        if wanted in self._asked or len(self._adopted) + len(self._asked) < self._most:
+        """Why no further variant may be added, "" when it may."""
+        if wanted in self._asked:
             return ""
-        if self._asked:
-            return "max_jit: what is being compiled takes the last places"
-        for key, (count, _) in self._last_used.items():
-            now = self._entry.counter_of(self._adopted[key][0].variant.id).value
-            if now != count:
-                self._last_used[key] = (now, time.monotonic())
-        key = min(self._last_used, key=lambda one: self._last_used[one][1], default="")
-        worn_out = self._replaced >= REPLACES * self._most
-        if not key or worn_out or self._last_used[key][1] >= shape.first_seen:
+        problem = self._adopted.make_room(shape.first_seen, len(self._asked))
+        if problem and not self._asked:
             names = [name for name, sizes in shape.family.sizes.items() if len(sizes) >= KEEPS_CHANGING]
             what = f"{', '.join(names)} keep changing" if names else "its calls keep changing"
             self._jit.say(
-                f"{self._entry.record.name}: has its {self._most} variants of misses (max_jit), all in use; {what}: "
-                "give a range in the manifest, or a larger max_jit"
+                f"{self._entry.record.name}: has its {self._adopted.most} variants of misses (max_jit), all in use; "
+                f"{what}: give a range in the manifest, or a larger max_jit"
             )
-            return f"max_jit: there are {self._most} variants already"
-        made, overlay = self._adopted.pop(key)
-        del self._last_used[key]
-        self._replaced += 1
-        overlay.drop(key)
-        self._entry.release(made.variant)
-        self._jit.totals.evictions += 1
-        return ""
+        return problem
 
     # ------------------------------------------------------------------------------------------------ deciding
 
@@ -349,7 +283,9 @@ class Watch:
         """Something was compiled, so more is known of what compiling costs and gives."""
         shapes = self._shapes.all()
         known = self._estimate()
-        self._share = best_share((shape.demand_s for shape in shapes if shape.family.program is not None), known)
+        self._share = best_share(
+            (shape.demand_s for shape in shapes if shape.state in ("", "asked", "compiled")), known
+        )
         due = self._due()
         for shape in shapes:
             if not shape.state:
@@ -360,11 +296,7 @@ class Watch:
 
     def close(self) -> None:
         """Write the counts of all shapes to the miss log."""
-        for shape in self._shapes.all() if self._jit.miss_log else ():
-            self._jit.miss_log.write(
-                self._entry.record.name, "total", shape.call,
-                calls=shape.calls, seconds=round(shape.seconds, 6), state=shape.state or shape.why,
-            )  # fmt: skip
+        self._jit.miss_log.totals(self._entry.record.name, self._shapes)
 
     def status(self) -> dict[str, Json]:
         """For `Session.status()`."""
@@ -372,9 +304,9 @@ class Watch:
         shapes = sorted(self._shapes.all(), key=lambda shape: -shape.calls)[:20]
         return {
             "when": self._when,
-            "background": self._background,
-            "variants": sorted(made.variant.id for made, _ in self._adopted.values()),
-            "max_jit": self._most,
+            "background": self.background,
+            "variants": sorted(made.variant.id for made in self._adopted),
+            "max_jit": self._adopted.most,
             "estimate": {
                 "compile_seconds": round(known.compile_s, 3), "variant_over_fallback": round(known.ratio, 3),
                 "from": known.source, "share": self._share if self._share < math.inf else None,
@@ -385,18 +317,12 @@ class Watch:
     def _shape_record(self, shape: Shape, known: Estimate) -> Json:
         lost = shape.seconds * max(known.gain, 0.0)
         share = None if known.gain <= 0 else round(lost / known.compile_s, 4)
+        checked = next((made.checked for made in self._adopted if covers(made.variant.guards, shape.call)), "")
         return {
             "shape": shape.text,
             "calls": shape.calls,
             "fallback_seconds": round(shape.seconds, 6),
             "break_even": share,
             "state": shape.state or shape.why or "watched",
+            **({"checked": checked} if checked else {}),
         }
-
-
-def _is_capturing() -> bool:
-    """Is this thread's CUDA stream being captured into a graph? torch is asked only where it has begun with CUDA."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return False
-    return bool(torch.cuda.is_current_stream_capturing())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,11 +17,27 @@ LIMIT_BYTES = 64 << 20
 """Larger arguments are not copied: made-up ones are used in their place."""
 
 
-def save(leaves: Sequence[Any]) -> tuple[int, list[Json]] | None:
-    """(descriptor, a record of each leaf), None where they are too large. The caller closes the descriptor."""
+def copy(leaves: Sequence[Any]) -> Callable[[], tuple[int, list[Json]]] | None:
+    """What saves the leaves as they are now, whenever it is called and by whichever thread; None where they are too
+    large. A call does no more than copy them where they are: on a GPU that is queued, and waited for when they are
+    saved."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if sum(tensor.numel() * tensor.itemsize for tensor in tensors) > LIMIT_BYTES:
         return None
+    copies = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    events = [torch.cuda.current_stream(device).record_event() for device in devices]
+
+    def save_copies() -> tuple[int, list[Json]]:
+        for event in events:
+            event.synchronize()
+        return save(copies)
+
+    return save_copies
+
+
+def save(leaves: Sequence[Any]) -> tuple[int, list[Json]]:
+    """(descriptor, a record of each leaf). The caller closes the descriptor."""
     descriptor = os.memfd_create("aotpack-sample")
     try:
         return descriptor, [_save(leaf, descriptor) for leaf in leaves]

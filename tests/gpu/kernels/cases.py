@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201, N803, PLR0917 - the language of Triton, whose arguments have no Python types
+# ruff: noqa: ANN001, ANN003, ANN201, N803, PLR0917 - the language of Triton, whose arguments have no Python types
 # mypy: ignore-errors
 """Kernels of the GPU tests: each is there for one thing that a launch must get right."""
 
@@ -40,3 +40,25 @@ def cluster_kernel(x, o, n, BLOCK: tl.constexpr):
     """o = 2 x, by clusters of two blocks."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(o + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+@triton.jit
+def rows(x, o, n, step, BLOCK: tl.constexpr):
+    """o[row] = 2 x[row], a row of n elements that lie `step` apart at a time."""
+    i = tl.arange(0, BLOCK)
+    row = tl.program_id(0)
+    value = tl.load(x + (row * n + i) * step, mask=i < n)
+    tl.store(o + row * n + i, value * 2, mask=i < n)
+
+
+def rows_reference(x, n, step, count, **rest):
+    return 2 * x.reshape(-1)[::step][: count * n]
+
+
+def served_reference(x, **rest):
+    return 2 * x
+
+
+def wrong_reference(x, n, **rest):
+    """Right at the manifest's point, and at no other: what a call asks for is tried out at its own numbers."""
+    return 2 * x + (n != 50)
