@@ -20,7 +20,7 @@ from aotpack.compilers.failures import first_line
 from aotpack.compilers.flat import Flat
 from aotpack.compilers.modules import move_module
 from aotpack.compilers.programs import Example, Program, program_weights, resized
-from aotpack.compilers.shapes import TensorLeaf
+from aotpack.compilers.shapes import IntLeaf, TensorLeaf
 from aotpack.compilers.sizes import (
     channels_last_layout,
     flat_tensors,
@@ -61,13 +61,17 @@ class Probe:
 
         A trace takes every open size to be 2 or more and leaves no sign of where that mattered (`squeeze` of a dim of
         1 is the plainest case), so it is tried against eager: each size alone, then all of them together. Sizes that
-        the trace itself allows (a named dim from 1) are tried as well, and taken out where eager disagrees.
+        the trace itself allows (a named dim from 1) are tried as well, and taken out where eager disagrees. 0 is tried
+        for what the manifest lets vary only: nothing else asks for a model without heads or channels, and operators
+        may divide by their number and end the process (grouped attention, torch 2.11).
         """
         program = replace(program, guards=_bound(self._trial(program), program))
         trial = self._trial(program)
         guards = program.guards
+        varying = _varying(program)
         for size in (1, 0):
-            lowered = [name for name in open_sizes(guards) if trial.agrees({name: size})]
+            tried = [name for name in open_sizes(guards) if size or name in varying]
+            lowered = [name for name in tried if trial.agrees({name: size})]
             if lowered and len(lowered) > 1 and not trial.agrees(dict.fromkeys(lowered, size)):
                 lowered = []
             guards = with_low(guards, lowered, size)
@@ -216,6 +220,17 @@ def _fixed(guards: Guards, name: str, size: int) -> Guards:
         else:
             leaves.append(leaf)
     return replace(guards, leaves=tuple(leaves))
+
+
+def _varying(program: Program) -> set[str]:
+    """The sizes that the manifest gives a name or a range."""
+    found: set[str] = set()
+    for leaf in program.shape.leaves:
+        if isinstance(leaf, TensorLeaf):
+            found |= {variable(leaf.path, axis) for axis, size in enumerate(leaf.shape) if parse(str(size)).names}
+        elif isinstance(leaf, IntLeaf):
+            found.add(variable(leaf.path))
+    return found
 
 
 def _small_sizes(program: Program) -> dict[str, int]:

@@ -20,6 +20,8 @@ from tests.support.building import build_in, entry, write_zoo
 from tests.support.guard_cases import dims, floats
 
 MODELS = """
+import os
+
 import torch
 from torch import nn
 
@@ -72,6 +74,13 @@ class Pools(Model):
 class Fixed(Model):
     def forward(self, x):
         return x.reshape(4, 2)
+
+
+class Divides(Model):
+    def forward(self, x):
+        if x.shape[1] == 0:
+            os.abort()  # as grouped attention without heads does (torch 2.11)
+        return x + 1
 """
 MANY = dims({"n": {"min": 1, "max": 64, "opt": 16}})
 ENTRIES = {
@@ -91,6 +100,7 @@ ENTRIES = {
     "counts": entry("Counts", {"x": floats(3), "n": {"dtype": "int", "range": [1, 64]}}),
     "long": entry("Long", {"x": floats("n")}, MANY),
     "pools": entry("Pools", {"x": floats(1, 2, "n")}, dims({"n": {"min": 4, "max": 16, "opt": 8}})),
+    "divides": entry("Divides", {"x": floats("n", 4)}, MANY),
     "fixed": entry("Fixed", {"x": floats("n")}, dims({"n": {"min": 1, "max": 64, "opt": 8}})),
 }
 LINE = {text.strip(): number for number, text in enumerate(MODELS.splitlines(), 1)}
@@ -159,9 +169,9 @@ def test_what_a_model_does_not_take_is_one_line_with_its_place_and_a_hint(
 
 @pytest.mark.slow
 def test_a16_the_other_entries_are_built_and_the_failures_reported(built: Result) -> None:
-    assert {variant.partition("/")[0] for variant in built.failures} == ENTRIES.keys() - {"good"}
+    assert {variant.partition("/")[0] for variant in built.failures} == ENTRIES.keys() - {"good", "divides"}
     with load(built.path, mode="strict", source="never") as session:
-        assert list(session) == ["good"]
+        assert sorted(session) == ["divides", "good"]
 
 
 @pytest.mark.slow
