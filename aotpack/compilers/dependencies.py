@@ -31,6 +31,10 @@ _NATIVE_READERS = {
 """Functions whose first argument is a path that native code opens."""
 
 
+_AT_START = ("sitecustomize", "usercustomize")
+"""What Python imports by itself as it starts (module `site`): the host's, of no source. Debian keeps one under /etc."""
+
+
 @dataclass(slots=True)
 class Recorder:
     """Paths that were read while recording."""
@@ -86,7 +90,9 @@ def dependencies(recorder: Recorder, folder: Path) -> dict[str, Json]:
     installed, standard = _installed(), _standard()
     files: dict[str, Json] = {}
     tops: set[str] = set()
-    imported = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    imported = {
+        name: getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name not in _AT_START
+    }
     paths = {path for path in imported.values() if path} | recorder.opened
     for path in sorted(paths):
         real = Path(path).resolve()

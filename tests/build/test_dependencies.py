@@ -6,6 +6,7 @@ import os
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,3 +68,12 @@ def test_a_project_under_the_prefix_of_python_is_the_users(
     files = dependencies.dependencies(recorder, mine.parent)["files"]
     assert mine.name in files
     assert os.fspath(standard) not in files
+
+
+def test_what_python_imports_as_it_starts_is_no_source(module: Any, tmp_path: Path) -> None:
+    """Debian keeps a sitecustomize.py under /etc, outside of all of Python's folders."""
+    module("sitecustomize", written(tmp_path / "etc" / "sitecustomize.py"))
+    module("mine", written(tmp_path / "project" / "mine.py"))
+    files = dependencies.dependencies(Recorder(), tmp_path / "project")["files"]
+    assert "mine.py" in files
+    assert not any("sitecustomize" in name for name in files)

@@ -333,7 +333,7 @@ TRITON_MISTAKES = [
     ("on_miss", "3", "23:14 entries.add.on_miss: expected a mapping, found the number 3"),
     ("on_miss", "{policy: pad}", '23:23 entries.add.on_miss.policy: expected jit or eager or error, found the text "pad"'),
     ("on_miss", "{policy: no}", '23:23 entries.add.on_miss.policy: expected jit or eager or error, found the text "no"'),
-    ("on_miss", "{policy: jit, pad: {}}", "23:28 entries.add.on_miss: unknown key 'pad'; known: background, max_jit, policy"),
+    ("on_miss", "{policy: jit, pad: {}}", "23:28 entries.add.on_miss: unknown key 'pad'; known: background, max_jit, max_memory, max_seconds, policy, reference, when"),
     ("options", "3", "23:14 entries.add.options: expected a mapping, found the number 3"),
     ("options", "[]", "23:14 entries.add.options: expected a mapping, found a list"),
     ("options", "{a: [1]}", "23:18 entries.add.options.a: expected text, a number, true, false or null, found a list"),

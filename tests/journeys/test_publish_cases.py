@@ -313,6 +313,8 @@ def start_build(manifest: Path, out: Path, cache: Path) -> subprocess.Popen[str]
     process = subprocess.Popen(
         [*COMMAND, str(manifest), "-o", str(out)], env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        # A shell starts what runs in its background deaf to SIGINT, and so would be all that the tests start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no thread of ours is alive
     )  # fmt: skip
     assert process.stderr is not None
     line = process.stderr.readline()
