@@ -39,7 +39,10 @@ lint: $(READY)
 	$(BIN)/lint-imports --no-logo
 
 bench: $(READY)
-	$(BIN)/python bench/cold_start.py
+	for model in quickstart minilm; do \
+	  $(BIN)/aotpack build manifests/$$model.yaml -o bench/out/$$model && \
+	  $(BIN)/aotpack bench bench/out/$$model --source manifests --out bench/out/$$model.json || exit 1; \
+	done
 
 venv: $(READY)
 

@@ -19,8 +19,10 @@ def main() -> None:
     shapes = ["--shape", "input_ids=8x100:int64", "--shape", "attention_mask=8x100:int64"]
     run("-m", "aotpack", "explain", str(BUNDLE), "encoder", *shapes)
     say("4. Cold start, process start to first right output, each in a fresh process with caches of its own")
-    modes = "bundle,eager,compile_warm,compile_cold"
-    run(str(ROOT / "bench" / "cold_start.py"), "--bundle", str(BUNDLE), "--modes", modes, "--samples", "1")
+    modes = "bundle-arrays,bundle,eager,compile-copied,compile-cold"
+    call = "input_ids=8x100 attention_mask=8x100"
+    bench = ["--source", str(ROOT / "manifests"), "--modes", modes, "--call", call, "--samples", "1", "--no-steady"]
+    run("-m", "aotpack", "bench", str(BUNDLE), *bench)
 
 
 def say(text: str) -> None:
