@@ -25,7 +25,7 @@ from aotpack_runtime.torch_entry import TorchEntry
 from tests.support import missing
 from tests.support.building import zoo_module
 from tests.support.missing import AT_ONCE
-from tests.support.serving import assert_same, imported, served
+from tests.support.serving import assert_same, imported, in_process, served
 
 Json = Any
 pytestmark = pytest.mark.slow
@@ -342,3 +342,29 @@ def test_a_call_that_the_model_refuses_asks_for_nothing_and_gives_its_copy_back(
         assert len(os.listdir("/proc/self/fd")) == before
         assert session.status()["jit"]["waiting"] == 0
     assert not (cache / "overlay").exists()
+
+
+def test_a_server_that_ends_while_a_thread_is_in_torch_ends_well(bundle: Path, cache: Path) -> None:
+    """The thread that asks for a compile comes back from C++ when Python is gone, and C++ ends the process for it."""
+    code = f"""
+import torch
+import aotpack_runtime as apr
+from aotpack_runtime.loaders import samples
+
+copy, small = samples.copy, torch.ones(4)
+
+def slow(leaves):
+    save = copy(leaves)
+
+    def saved():
+        for _ in range(1_000_000):
+            small.to("cpu")  # asks for the GIL where C++ may not be unwound
+        return save()
+
+    return saved
+
+samples.copy = slow
+session = apr.load({str(bundle)!r}, mode="jit", on_miss={{"when": "at_once"}})
+print(tuple(session["mlp"](torch.ones(9, 8)).shape))
+"""
+    assert in_process(code).strip().startswith("(9,")

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from aotpack_runtime.counters import Counter
 from aotpack_runtime.errors import AotpackError, CompileError
 from aotpack_runtime.format.index import Entry, Variant
 from aotpack_runtime.format.target import Machine
+from aotpack_runtime.jit import threads
 from aotpack_runtime.jit.budget import Breaker, pause_s
 from aotpack_runtime.jit.compile import Child, Limits, unavailable
 from aotpack_runtime.jit.flight import held
@@ -151,7 +153,7 @@ class Jit:
                 queue = self._queue
                 if queue is None:
                     queue = self._queue = SimpleQueue()
-                    threading.Thread(target=self._do, args=(queue,), name="aotpack-jit", daemon=True).start()
+                    threads.start(partial(self._do, queue), "aotpack-jit", self._stop)
         self._begun.tick()
         queue.put(work)
 
@@ -203,8 +205,7 @@ class Jit:
                     sample.close()
                 return known
             ask = self._asks[key] = Ask(request, key, sample, limits)
-        thread = threading.Thread(target=self._fly, args=(ask, ended), name=f"aotpack-jit-{key[:8]}", daemon=True)
-        thread.start()
+        threads.start(partial(self._fly, ask, ended), f"aotpack-jit-{key[:8]}", self._stop)
         return ask
 
     def _fly(self, ask: Ask, ended: Callable[[Ask], None]) -> None:
@@ -257,6 +258,8 @@ class Jit:
         child = Child(folder, ask.limits, visible(self.device))
         with self._lock:
             self._children.add(child)
+        if self._closed:  # who closed it may not have seen this child
+            child.stop()
         log.info("%s: compiling %s behind the traffic", request.entry, request.label)
         try:
             _, cpu_s = child.run(self._job(ask, overlay), ask.sample.descriptor if ask.sample else None)
@@ -353,16 +356,24 @@ class Jit:
 
     def close(self) -> None:
         """Stop running children; what waits gives up."""
-        self._closed = True
-        if self._queue is not None:
-            self._queue.put(None)
+        self._stop()
         with self._lock:
-            children, asks = list(self._children), list(self._asks.values())
-        for child in children:
-            child.stop()
+            asks = list(self._asks.values()) if self._owner == os.getpid() else []
         for ask in asks:
             ask.done.wait(5)
         self._private.close()
+
+    def _stop(self) -> None:
+        """Nothing is begun any more, and what runs is told to end; a forked child leaves what is its parent's."""
+        self._closed = True
+        if self._owner != os.getpid():
+            return
+        if self._queue is not None:
+            self._queue.put(None)
+        with self._lock:
+            children = list(self._children)
+        for child in children:
+            child.stop()
 
 
 def jobs() -> int:

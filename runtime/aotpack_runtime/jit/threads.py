@@ -1,0 +1,43 @@
+"""Threads behind misses end before the interpreter does.
+
+A thread that comes back from C++ code, where torch copies or loads, while Python is being finalized is ended inside of
+it, and C++ ends the process for that (std::terminate): a server that was done would exit with a crash.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable
+
+WAIT_SECONDS = 10.0
+"""The most that the end of a process is held up."""
+
+_running: dict[threading.Thread, tuple[int, Callable[[], None]]] = {}
+
+
+def start(work: Callable[[], object], name: str, stop: Callable[[], None]) -> None:
+    """Do `work` in a thread; `stop` is called when the process ends, and has it come to its end soon."""
+
+    def until_done() -> None:
+        try:
+            work()
+        finally:
+            _running.pop(threading.current_thread(), None)
+
+    # A daemon: Python waits for others before it runs what is registered for its end, `stop` among it.
+    thread = threading.Thread(target=until_done, name=name, daemon=True)
+    _running[thread] = (os.getpid(), stop)
+    thread.start()
+
+
+@atexit.register
+def _end() -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    own = {thread: stop for thread, (owner, stop) in list(_running.items()) if owner == os.getpid()}
+    for stop in own.values():
+        stop()
+    for thread in own:
+        thread.join(max(deadline - time.monotonic(), 0))
