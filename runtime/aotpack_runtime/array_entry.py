@@ -134,6 +134,9 @@ class ArrayEntry(Entry):
         if is_torch(leaves):
             return self._call_torch("tensors of torch were passed", values)
         given = [read_array(leaf) for leaf in leaves]
+        for found in given if self.device != "cpu" else ():  # whoever serves it, a package or torch
+            if found is not None and found.stream is not None:
+                loader(AOTI_ARRAYS).wait_for(found.stream)
         shared = self._shared(given)
         kind = kind_of(leaves)
         judged = judged_key(trees, leaves, given, shared)
@@ -157,9 +160,6 @@ class ArrayEntry(Entry):
                 if len(self._judged) >= self._memo_limit:
                     self._judged.clear()
                 self._judged[known] = serve
-        for found in given:
-            if found is not None and found.stream is not None:
-                loader(AOTI_ARRAYS).wait_for(found.stream)
         if key is not None and all(plain) and not self._written:
             self._remember(key, serve)
         if all(plain):
@@ -252,7 +252,7 @@ class ArrayEntry(Entry):
         paths = dict(zip(map(id, leaves), self._paths(values), strict=True))
         over = crossing.Crossing(kind_of(leaves), lambda leaf: paths.get(id(leaf)) in self._written)
         args, kwargs = map_leaves(args, over.to_torch), map_leaves(kwargs, over.to_torch)
-        with crossing.undisturbed():
+        with crossing.undisturbed(self.device):
             result = beside(*args, **kwargs)
         return map_leaves(result, over.from_torch)
 

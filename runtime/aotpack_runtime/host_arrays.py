@@ -16,7 +16,7 @@ from aotpack_runtime.dlpack import CUDA_DEVICES
 from aotpack_runtime.drivers.probe import device_of_address
 from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, ITEMSIZE_BYTES, TensorMeta, contiguous_strides
 from aotpack_runtime.interfaces import Seen, of_capsule, of_interface, overlapping
-from aotpack_runtime.streams import said_stream
+from aotpack_runtime.streams import check_stream, said_stream
 
 _FORMATS = {
     "?": "bool", "B": "uint8", "b": "int8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32", "l": "int64",
@@ -44,11 +44,7 @@ def read_array(value: Any) -> Given | None:
         return Given(TensorMeta("", "cpu", (), (), odd=f"cannot be read ({type(error).__name__}: {error})"), None)
     if seen is None:
         return None
-    facts, device, owner = seen
-    stream = None
-    if device == "cuda":  # which one, and when it is ready, the interface leaves to others
-        device = f"cuda:{device_of_address(facts.address)}"
-        stream = value.__cuda_array_interface__.get("stream")
+    facts, device, owner, stream = seen
     odd = facts.odd
     itemsize = ITEMSIZE_BYTES.get(facts.dtype, 0)
     strides = contiguous_strides(facts.shape) if 0 in facts.shape else facts.strides
@@ -65,28 +61,37 @@ def read_array(value: Any) -> Given | None:
     return Given(meta, array, stream)
 
 
-def _seen(value: Any) -> tuple[Seen, str, Any] | None:
-    """(numbers, device, what keeps the memory alive)."""
+def _seen(value: Any) -> tuple[Seen, str, Any, int | None] | None:
+    """(numbers, device, what keeps the memory alive, the stream that it names)."""
     if type(value) is Array:
         steps = tuple(step // ITEMSIZE_BYTES[value.dtype] for step in value.strides)
-        return Seen(value.address, value.dtype, value.shape, steps, read_only=value.read_only), value.device, value
+        return (
+            Seen(value.address, value.dtype, value.shape, steps, read_only=value.read_only),
+            value.device,
+            value,
+            None,
+        )
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         return None
     if numpy is not None and isinstance(value, numpy.ndarray):
-        return _of_numpy(value, numpy), "cpu", value
+        return _of_numpy(value, numpy), "cpu", value, None
     if (interface := getattr(value, "__array_interface__", None)) is not None:
-        return of_interface(interface), "cpu", value
+        return of_interface(interface), "cpu", value, None
     if (interface := getattr(value, "__cuda_array_interface__", None)) is not None:
-        return of_interface(interface), "cuda", value
+        facts, stream = of_interface(interface), interface.get("stream")
+        if stream is not None:
+            check_stream(stream)
+        # Which device it is on, the interface does not say.
+        return facts, f"cuda:{device_of_address(facts.address)}", value, stream
     if hasattr(value, "__dlpack__"):
         kind, ordinal = (int(part) for part in value.__dlpack_device__())
         cuda = kind in CUDA_DEVICES
         # It is ready on the stream that is said; 0 is not a stream for DLPack, 1 says the default one.
         capsule = value.__dlpack__(stream=said_stream() or 1) if cuda else value.__dlpack__()
-        return of_capsule(capsule), f"cuda:{ordinal}" if cuda else "cpu", (capsule, value)
+        return of_capsule(capsule), f"cuda:{ordinal}" if cuda else "cpu", (capsule, value), None
     if type(value) in (memoryview, bytes, bytearray) or type(value).__module__ in ("array", "mmap"):
-        return _of_buffer(memoryview(value)), "cpu", value
+        return _of_buffer(memoryview(value)), "cpu", value, None
     return None
 
 

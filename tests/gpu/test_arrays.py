@@ -272,6 +272,26 @@ def test_a_miss_is_served_through_torch_and_counted(path: str, tensors: Any) -> 
         assert session.status()["misses"] == 1
 
 
+def test_a_miss_goes_to_the_stream_that_is_said_and_waits_for_the_one_that_is_named(path: str) -> None:
+    stream, x = torch.cuda.Stream(), normal(300, 64)
+    with apr.load(path, device="cuda", mode="eager", tensors="array", source="never") as session:
+        wanted = session["mlp"](array_over(x * 3)).tobytes()
+        late = torch.empty_like(x)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)
+            late.copy_(x * 3)
+        with apr.use_stream(stream.cuda_stream):
+            assert session["mlp"](array_over(late)).tobytes() == wanted
+        late.zero_()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)
+            late.copy_(x * 3)
+        assert session["mlp"](Cupy(late, stream.cuda_stream)).tobytes() == wanted
+        assert session.status()["misses"] == 3
+
+
 def test_warm_up_leaves_the_state_as_it_was(arrays: Any) -> None:
     assert {"mlp/n1/gpu", "counter/n4/gpu"} <= arrays.warmup("all").keys()
     x = torch.ones(4, 8, device="cuda")

@@ -220,9 +220,11 @@ own = apr.Array(rows(2), "float32", (2, 16))
 for _ in range(3):
     entry(own)
 elsewhere = apr.Array.over(1 << 20, "float32", (2, 16), (64, 4), None, device="cuda:0")  # no memory: it must not be read
-print(json.dumps([refused(entry, elsewhere), refused(entry, OnGpu()), refused(entry, own)]))
+OnOddStream = type("OnOddStream", (), {"__cuda_array_interface__": {**OnGpu.__cuda_array_interface__, "stream": "7"}})
+print(json.dumps([refused(entry, one) for one in (elsewhere, OnGpu(), OnOddStream(), own)]))
 """
-    own, interface, host = serve(models, code)
+    own, interface, odd, host = serve(models, code)
+    assert odd.startswith("GuardMiss") and "'7' is no handle of a CUDA stream" in odd
     assert own.startswith("GuardMiss") and "x.device: expected cpu, got cuda:0" in own
     assert interface.startswith("GuardMiss") and "x.device: expected cpu, got cuda:0" in interface
     assert host == "returned"

@@ -13,6 +13,7 @@ from aotpack_runtime.array import Array, byte_strides
 from aotpack_runtime.array_kinds import Form, OwnKind
 from aotpack_runtime.errors import CallError
 from aotpack_runtime.host_arrays import read_array
+from aotpack_runtime.streams import said_stream
 
 
 class Crossing:
@@ -90,7 +91,13 @@ class _OnDevice:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """As arrays are served without torch: no gradients, no autocast."""
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        yield
+def undisturbed(device: str) -> Iterator[None]:
+    """As arrays are served without torch: no gradients, no autocast, and on the stream that is said where one is."""
+    kind, said = device.partition(":")[0], said_stream()
+    with torch.no_grad(), torch.autocast(kind, enabled=False):
+        if kind == "cpu" or said is None:
+            yield
+            return
+        own: Any = torch.cuda.ExternalStream  # its constructor has no types
+        with torch.cuda.stream(own(said, device=device) if said else torch.cuda.default_stream(device)):
+            yield

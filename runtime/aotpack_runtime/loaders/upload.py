@@ -47,7 +47,11 @@ class _Memory:
     def __init__(self, size_bytes: int, ordinal: int) -> None:
         self._context = retain_context(ordinal)
         place = c_uint64()
-        self._do("cuMemAlloc_v2", byref(place), c_size_t(size_bytes))
+        try:
+            self._do("cuMemAlloc_v2", byref(place), c_size_t(size_bytes))
+        except UploadError as error:
+            what = f"the weights, {size_bytes / 1e6:.0f} MB, do not go to cuda:{ordinal}: {error}"
+            raise UploadError(what, hint="free memory there, or name another device") from error
         self.address: int = place.value
         weakref.finalize(self, _do, self._context, "cuMemFree_v2", place).atexit = False
 
