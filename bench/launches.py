@@ -98,10 +98,16 @@ def prepared(add: Any, x: Any, y: Any, o: Any) -> dict[str, Way]:
     raw = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
     raw.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     number, pointers = int(handle), block.pointers
+
+    def through_bindings(kept: cuda.Block = block) -> Any:  # `pointers` is an address: it keeps nothing alive
+        return cuda.launch(handle, grid, 1, 1, threads, 1, 1, 0, 0, pointers, 0)
+
+    def through_ctypes(kept: cuda.Block = block) -> Any:
+        return raw(number, grid, 1, 1, threads, 1, 1, 0, 0, pointers, None)
+
     ways: dict[str, Way] = {
-        "cuda.bindings, parameters packed": lambda: cuda.launch(handle, grid, 1, 1, threads, 1, 1, 0, 0, pointers, 0),
-        "ctypes, parameters packed": lambda: raw(number, grid, 1, 1, threads, 1, 1, 0, 0, pointers, None),
-    }
+        "cuda.bindings, parameters packed": through_bindings, "ctypes, parameters packed": through_ctypes,
+    }  # fmt: skip
     launch, types = torch_launch.launcher(), torch_launch.types(variant.launch)
     if launch is not None:
         ways["torch's launcher, addresses taken"] = lambda: launch(
