@@ -318,6 +318,7 @@ def test_another_gpu_is_a_session_of_its_own(path: str, tensors: Any) -> None:
     with apr.load(path, device="cuda:1", mode="strict", tensors="array") as session:
         x = normal(8, 64)
         same(session["mlp"](array_over(x.to("cuda:1"))), tensors["mlp"](x).to("cuda:1"))
+        assert torch.cuda.current_device() == 0
         for elsewhere in (array_over(x), Cupy(x)):
             decision = session["mlp"].explain(elsewhere)
             assert isinstance(decision, Miss)
@@ -342,3 +343,25 @@ def test_torch_is_not_needed(path: str, tensors: Any, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "y").read_bytes() == tensors["mlp"](x.cuda()).cpu().numpy().tobytes()
+
+
+@several
+@pytest.mark.parametrize("imports", ["", "import torch"])
+def test_a_process_on_the_second_gpu_takes_no_memory_of_the_first(path: str, imports: str) -> None:
+    program = f"""
+        import ctypes, sys
+        {imports}
+        import aotpack_runtime as apr
+        session = apr.load({path!r}, device="cuda:1", mode="strict")
+        if "torch" in sys.modules:
+            result = session["mlp"](torch.randn(8, 64, device="cuda:1")).cpu()
+        else:
+            result = session["mlp"](session.put(apr.Array(bytes(8 * 64 * 4), "float32", (8, 64)))).tobytes()
+        driver, flags, active = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint(), ctypes.c_int()
+        for ordinal in range(2):
+            assert driver.cuDevicePrimaryCtxGetState(ordinal, ctypes.byref(flags), ctypes.byref(active)) == 0
+            print(active.value)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0", "1"]

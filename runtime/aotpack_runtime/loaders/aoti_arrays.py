@@ -10,7 +10,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from ctypes import byref, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from typing import Any
@@ -49,12 +49,13 @@ class ArrayExecutable:
         self.library = open_libtorch()
         kind, _, index = weights.device.partition(":")
         self.kind, self.index = kind, int(index or 0)
-        if kind == "cuda":
-            self.library.open_cuda()
         run_name = RUN if kind == "cpu" else RUN_SINGLE_THREADED
-        self.container = ModelContainer(path, variant.id, concurrency, device=weights.device, run_name=run_name)
+        with self._on_its_gpu():  # a container leaves its device as the current one
+            self.container = ModelContainer(path, variant.id, concurrency, device=weights.device, run_name=run_name)
         self._turn = threading.Lock()
-        self.call = self.container.run_function if kind == "cpu" else self._in_turn
+        several = kind == "cuda" and self.library.gpu_count() > 1
+        in_turn = self._in_turn_on_its_gpu if several else self._in_turn
+        self.call = self.container.run_function if kind == "cpu" else in_turn
         self._constants = dict(variant.constants)
         missing = sorted(set(self.container.constant_names()) - self._constants.keys())
         if missing:
@@ -73,6 +74,13 @@ class ArrayExecutable:
             status: int = self.container.run_function(*arguments)
             return status
 
+    def _in_turn_on_its_gpu(self, *arguments: Any) -> int:
+        with self._on_its_gpu():
+            return self._in_turn(*arguments)
+
+    def _on_its_gpu(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.kind == "cpu" else self.library.on_gpu(self.index)
+
     def stream(self) -> int:
         """The CUDA stream of a call: the one that `use_stream` says, else this thread's current one."""
         said = said_stream()
@@ -82,7 +90,7 @@ class ArrayExecutable:
         """Bind the current weights without a copy. The package reads the set before until the call after."""
         tensors = self.weights.tensors(self._constants)
         if tensors:
-            with self._turn if self.kind != "cpu" else nullcontext():
+            with self._on_its_gpu(), self._turn if self.kind != "cpu" else nullcontext():
                 self.container.bind_handles({name: tensor.handle for name, tensor in tensors.items()})
         self._bound = [*self._bound[-1:], tensors]
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
@@ -56,6 +58,7 @@ _CUDA_DECLARED = {
     "aoti_torch_delete_cuda_guard": (c_int32, (c_void_p,)),
     "aoti_torch_get_current_cuda_stream": (c_int32, (c_int32, c_void_p)),
     "cudaDeviceSynchronize": (c_int32, ()),
+    "cudaGetDeviceCount": (c_int32, (c_void_p,)),
     "cudaStreamSynchronize": (c_int32, (c_void_p,)),
 }
 """The last two are the CUDA runtime's, which the library needs and so brings."""
@@ -167,12 +170,26 @@ class Libtorch:
         kind, _, index = device.partition(":")
         if kind == "cpu":
             return
-        cuda, guard = self.open_cuda(), c_void_p()
-        self.check(cuda.aoti_torch_create_cuda_guard(int(index or 0), byref(guard)), f"turning to {device}")
-        status = cuda.cudaDeviceSynchronize()
-        cuda.aoti_torch_delete_cuda_guard(guard)
+        with self.on_gpu(int(index or 0)):
+            status = self.open_cuda().cudaDeviceSynchronize()
         if status:
             raise ArtifactError(NAME, f"{device} failed at work it was given before (CUDA error {status})")
+
+    @contextmanager
+    def on_gpu(self, index: int) -> Iterator[None]:
+        """This thread's current GPU is the one numbered `index` inside, and what it was before afterwards."""
+        cuda, guard = self.open_cuda(), c_void_p()
+        self.check(cuda.aoti_torch_create_cuda_guard(index, byref(guard)), f"turning to cuda:{index}")
+        try:
+            yield
+        finally:
+            cuda.aoti_torch_delete_cuda_guard(guard)
+
+    def gpu_count(self) -> int:
+        """GPUs that this process sees."""
+        count = c_int32()
+        status = self.open_cuda().cudaGetDeviceCount(byref(count))
+        return 0 if status else count.value
 
     def wait_for(self, stream: int) -> None:
         """Return when all that was queued on a stream of CUDA is done."""

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,11 @@ class PublicRunner:
                     out.writestr(f"model/{name}", text)
                 out.writestr("model/data/aotinductor/model/model.wrapper_metadata.json", json.dumps(metadata))
                 out.write(path, "model/data/aotinductor/model/model.wrapper.so")
-            self._model = torch._inductor.aoti_load_package(
-                str(archive), device_index=device.index if device.type == "cuda" else -1
-            )
+            on_gpu = device.type == "cuda"
+            with torch.cuda.device(device) if on_gpu else nullcontext():  # a container leaves its device as the current
+                self._model = torch._inductor.aoti_load_package(
+                    str(archive), device_index=device.index if on_gpu else -1
+                )
         self._lock = threading.Lock()
         # Inside the library a constant's name is its dotted name with everything else written as "_".
         self._names = {re.sub(r"\W", "_", fqn): fqn for fqn in self._model.get_constant_fqns()}
