@@ -83,7 +83,7 @@ def _seen(value: Any) -> tuple[Seen, str, Any, int | None] | None:
         if stream is not None:
             check_stream(stream)
         # Which device it is on, the interface does not say.
-        return facts, f"cuda:{device_of_address(facts.address)}", value, stream
+        return facts, f"cuda:{device_of_address(facts.address) or 0}", value, stream
     if hasattr(value, "__dlpack__"):
         kind, ordinal = (int(part) for part in value.__dlpack_device__())
         cuda = kind in CUDA_DEVICES

@@ -17,6 +17,7 @@ from aotpack_runtime.arrays import Argument, read_argument
 from aotpack_runtime.assemble import Serve
 from aotpack_runtime.bundle import Bundle
 from aotpack_runtime.dispatch import Hit, KernelDispatcher, Miss
+from aotpack_runtime.drivers import probe
 from aotpack_runtime.entry import Entry
 from aotpack_runtime.errors import AotpackError, ArtifactError, SessionClosed
 from aotpack_runtime.fallbacks import FALLBACKS, KERNEL_POLICIES, Prepared
@@ -27,7 +28,7 @@ from aotpack_runtime.format.target import Machine
 from aotpack_runtime.format.tensor import Call, TensorMeta
 from aotpack_runtime.format.tree import LEAF
 from aotpack_runtime.kernel_arguments import Quick, compile_foreign, compile_kernel
-from aotpack_runtime.loaders import DRIVER, LOADERS, loader
+from aotpack_runtime.loaders import LOADERS, loader
 from aotpack_runtime.streams import check_stream, said_stream
 
 
@@ -283,8 +284,8 @@ class KernelEntry(Entry):
             return int(said)
         if not argument.value:
             return None
-        found = loader(DRIVER).device_of_address(argument.value) if len(self._machine.gpus) > 1 else None
-        return self._ordinal if found is None else int(found)
+        found = probe.device_of_address(argument.value) if len(self._machine.gpus) > 1 else None
+        return self._ordinal if found is None else found
 
     def _foreign_key(self, arguments: Sequence[Argument]) -> tuple[object, ...]:
         """What guards and launches look at in arguments that are not all torch's."""

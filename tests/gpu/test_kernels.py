@@ -133,6 +133,30 @@ def test_a19_the_second_gpu_has_its_own_module_and_the_current_device_stays(bund
                 session["add"](x, here[1], o, 5000)
 
 
+@pytest.mark.parametrize("wrap", [Interface, Capsule], ids=["cuda-array-interface", "dlpack"])
+@pytest.mark.parametrize("current", [0, 1])
+def test_a19_arrays_of_others_are_launched_on_where_they_are(bundle: Bundles, wrap: Any, current: int) -> None:
+    """The CUDA array interface does not say on which GPU; an address on another one is an illegal access there."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    with apr.load(bundle("bench"), device="cuda:0", mode="strict") as pinned, torch.cuda.device(current):
+        given = [wrap(torch.randn(5000, device="cuda:1")) for _ in range(3)]
+        with pytest.raises(GuardMiss, match="on cuda:1, the session is for cuda:0"):
+            pinned["add"](*given, 5000)
+    with apr.load(bundle("bench"), device="cuda", mode="strict") as session, torch.cuda.device(current):
+        for place in (1, 0, 1):
+            x, y = (torch.randn(5000, device=f"cuda:{place}") for _ in range(2))
+            o = torch.full_like(x, torch.nan)
+            torch.cuda.synchronize(place)
+            for _ in range(2):  # judged, then remembered
+                o.fill_(torch.nan)
+                torch.cuda.synchronize(place)
+                session["add"](wrap(x), wrap(y), wrap(o), 5000)
+                torch.cuda.synchronize(place)
+                assert torch.equal(o, x + y)
+        assert torch.cuda.current_device() == current
+
+
 @pytest.mark.parametrize(
     ("n", "s", "shift_x", "shift_o", "wanted"),
     [

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aotpack_runtime.drivers import cuda
+from aotpack_runtime.drivers import cuda, probe
 from aotpack_runtime.format.gpu import Gpu
 from aotpack_runtime.machine import Machine, this_machine
 
@@ -134,7 +134,7 @@ def install(patch: pytest.MonkeyPatch, capabilities: Sequence[tuple[int, int]] =
     patch.setattr(cuda, "Library", Library)
     patch.setattr(cuda, "device", _Device)
     patch.setattr(cuda, "device_count", lambda: len(driver.gpus))
-    patch.setattr(cuda, "device_of_address", lambda address: address >> 40 if address else None)
+    patch.setattr(probe, "device_of_address", lambda address: address >> 40 if address else None)
     patch.setattr(cuda, "launch", driver.launch)
     patch.setattr(cubin, "_libraries", {})
     return driver

@@ -80,12 +80,6 @@ def device(ordinal: int) -> Device:
     return Device(ordinal)
 
 
-def device_of_address(address: int) -> int | None:
-    """Ordinal of the device that the memory at `address` belongs to; None when the driver does not know it."""
-    status, found = cu.cuPointerGetAttribute(cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
-    return None if status else int(found)
-
-
 class Library:
     """A cubin or PTX text, loaded once a process; its kernels run in the context of any device they fit."""
 

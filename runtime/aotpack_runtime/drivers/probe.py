@@ -23,12 +23,12 @@ def find_gpus() -> tuple[Gpu, ...]:
     return tuple(_gpu(cuda, number, version) for number in range(count.value))
 
 
-def device_of_address(address: int) -> int:
-    """Ordinal of the device whose memory is at `address`; 0 where the driver does not know it."""
-    ordinal = ctypes.c_int()
+def device_of_address(address: int) -> int | None:
+    """Ordinal of the device whose memory is at `address`; None where the driver does not know it."""
+    ordinal = ctypes.c_int()  # not through cuda.bindings: 13.0 answers 0 for memory of any device
     ask = getattr(_driver(), "cuPointerGetAttribute", None)
     if ask is None or ask(ctypes.byref(ordinal), _ORDINAL, ctypes.c_void_p(address)):
-        return 0
+        return None
     return ordinal.value
 
 

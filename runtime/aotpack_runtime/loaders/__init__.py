@@ -18,7 +18,6 @@ LOADERS: Mapping[str, str] = {
     "exported": "aotpack_runtime.loaders.exported",
     "ptx": "aotpack_runtime.loaders.cubin",
 }
-DRIVER = "aotpack_runtime.drivers.cuda"
 TORCH_LAUNCH = "aotpack_runtime.loaders.torch_launch"
 KERNEL_OPERATORS = "aotpack_runtime.loaders.kernel_operators"
 AOTI_ARRAYS = "aotpack_runtime.loaders.aoti_arrays"
