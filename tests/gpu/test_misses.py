@@ -88,6 +88,18 @@ def test_a_miss_on_a_gpu_is_compiled_behind_it_over_the_same_weights(path: str, 
         assert session["mlp"].counts()["hits_by_tier"]["overlay"] == 1
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_miss_on_the_second_gpu_is_compiled_and_adopted_there(path: str, cache: Path, eager: Any) -> None:
+    model = eager("mlp").to("cuda:1")
+    with apr.load(path, device="cuda:1", mode="jit", source="never", on_miss=AT_ONCE) as session:
+        entry, x = session["mlp"], torch.randn(93, 64, device="cuda:1")
+        close(entry(x), model(x))
+        until(lambda: is_idle(session))
+        close(entry(x), model(x))
+        assert entry.counts()["hits_by_tier"] == {"bundle": 0, "overlay": 1}, session.status()
+        assert torch.cuda.current_device() == 0
+
+
 def test_state_and_written_arguments_are_compiled_too(path: str, cache: Path, eager: Any) -> None:
     with apr.load(path, device="cuda", mode="jit", source="never", on_miss={**AT_ONCE, "background": False}) as session:
         mine, theirs = torch.ones(77, 8, device="cuda"), torch.ones(77, 8, device="cuda")
