@@ -100,6 +100,7 @@ def make_index(
             "python": f"{sys.version_info.major}.{sys.version_info.minor}",
             "tools": dict(tools),
             **_across(plan, compiled),
+            **_attention(plan, compiled),
         },
         settings={"cache_max_bytes": manifest.runtime.cache_max_size},
     )
@@ -125,6 +126,18 @@ def _across(plan: Plan, compiled: Mapping[str, Json]) -> dict[str, Json]:
                     "verified": "not on this machine" if missing_for_gpu(entry.arch) else "when it was built",
                 }
     return {"cross": said} if said else {}
+
+
+def _attention(plan: Plan, compiled: Mapping[str, Json]) -> dict[str, Json]:
+    """Of variants whose manifest names operators of attention: those, and which were taken."""
+    said = {
+        variant.id: {"named": entry.compile["attention"], "taken": compiled[variant.id]["attention"]}
+        for entry in plan.entries
+        if isinstance(entry, EntryPlan) and entry.compile["attention"]
+        for variant in entry.variants
+        if variant.id in compiled
+    }
+    return {"attention": said} if said else {}
 
 
 def _joined(known: Entry, more: Entry) -> Entry:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from aotpack_runtime.format.gpu import SHARED_BYTES, parse_arch
 
 Json = Any
+AttentionWay = Literal["cudnn", "flash", "efficient", "math"]
+"""Operators that torch has for `scaled_dot_product_attention` on a GPU."""
+
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 SHARED_KEPT_BYTES = KIB
 """Of each block's shared memory the system keeps 1 KiB (capability 8.0 and newer)."""

@@ -102,6 +102,7 @@ def _unmatched(root: Node, mistaken: Collection[str]) -> Iterator[Problem]:
             if "target" in (members := _mapping(precision)):
                 at = (*steps, "precisions", index, "target")
                 yield from _unknown("target", members["target"], at, built & set(targets))
+        yield from _no_attention(entry, built & set(targets), targets, steps)
         inputs = dotted((*steps, "inputs"))
         if not any(path == inputs or path.startswith((f"{inputs}.", f"{inputs}[")) for path in mistaken):
             yield from _unmatched_dims(entry, steps)
@@ -115,6 +116,14 @@ def _no_gpu(entry: Node, listed: Sequence[Node], targets: dict[str, Node], steps
             yield problem_at(target.mark, (*steps, "targets", index), "a kernel needs a target of kind cuda")
     if not listed and targets and "cuda" not in kinds.values():
         yield problem_at(entry.mark, steps, "a kernel needs a target of kind cuda; the manifest has none")
+
+
+def _no_attention(entry: Node, built: Collection[str], targets: dict[str, Node], steps: Steps) -> Iterator[Problem]:
+    """Attention is chosen on a GPU; there must be a target of one."""
+    named = _mapping(entry).get("attention")
+    if named is not None and named.value is not None and built and not any(_kind(targets[t]) == "cuda" for t in built):
+        message = "is chosen for targets of kind cuda, and the entry has none; leave it out"
+        yield problem_at(named.mark, (*steps, "attention"), message)
 
 
 def _kind(node: Node) -> object:

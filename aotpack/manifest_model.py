@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
 
-from aotpack.devices import DEVICES
+from aotpack.devices import DEVICES, AttentionWay
 from aotpack.manifest_devices import DeviceForm, find_device
 from aotpack.manifest_inputs import (
     ClassInput,
@@ -232,6 +232,10 @@ class TorchExportEntry(Strict):
     inductor: Mapping[str, Scalar] = Field(default={}, description="Inductor options, passed through")
     tuning: str | None = Field(
         default=None, description="table of measured kernels for builds without a GPU, such as tuning/encoder.json"
+    )
+    attention: Distinct[AttentionWay] | None = Field(
+        default=None,
+        description="operators that may serve attention on a GPU, the preferred one first; default: torch's choice",
     )
     verify: Verify = Verify()
     on_miss: OnMiss = OnMiss()

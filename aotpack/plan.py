@@ -177,6 +177,7 @@ def _entry_plans(manifest: Manifest, name: str, entry: TorchExportEntry) -> Iter
                     "inductor": dict(entry.inductor),
                     "cpu": {"march": host.march, "simd": host.simd},
                     "tuning": entry.tuning,
+                    "attention": list(entry.attention or ()) if target.kind == "cuda" else [],
                 },
                 gpu=find_device(target.devices, arch, manifest.devices) if isinstance(target, CudaTarget) else None,
             )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from aotpack import kernel_jobs, torch_jobs
-from aotpack.jobs import Job, Reporter, Result, Runner
+from aotpack.jobs import Reporter, Result, Runner
 from aotpack.kernel_plan import KernelPlan
 from aotpack.plan import EntryPlan, Plan
 from aotpack.ways import Way, on_its_way, way_of
@@ -21,7 +21,7 @@ Json = Any
 @dataclass(frozen=True, slots=True)
 class Step:
     """One job as the plan shows it: `status` is cached, or why it is to be done ("new", "changed: source, options"). Of
-    a torch entry for a GPU `way` says how it is built here, and why."""
+    a torch entry for a GPU `way` says how it is built here, and why; `attention` is what its manifest names."""
 
     kind: str
     name: str
@@ -29,6 +29,7 @@ class Step:
     status: str
     needs_gpu: bool = False
     way: str = ""
+    attention: tuple[str, ...] = ()
 
     @property
     def cached(self) -> bool:
@@ -56,15 +57,15 @@ def _kernel_steps(entry: KernelPlan, runner: Runner, folder: Path, exports: dict
         names = dict.fromkeys(kernel_jobs.job_name(entry, variant) for variant in entry.variants)
         yield from (Step(entry.kind, name, entry.target, f"after {job.name}") for name in names)
         return
-    yield from (_step(each, runner, None) for each in kernel_jobs.compile_jobs(entry, record, folder))
+    for job in kernel_jobs.compile_jobs(entry, record, folder):
+        yield Step(job.kind, job.name, job.target, runner.find(job)[1])
 
 
 def _torch_steps(entry: EntryPlan, runner: Runner, folder: Path, exports: dict[str, str]) -> Iterator[Step]:
     """`exports` has the name of each export by its key: entries that share one show it once."""
     way = way_of(entry, across=entry.across) if entry.device == "cuda" else None
     if way is not None and way.kind == "impossible":
-        names = (variant.id for variant in entry.variants)
-        yield from (_later("aoti", name, entry, "needs a GPU", way) for name in names)
+        yield from (_compile("aoti", variant.id, entry, "needs a GPU", way) for variant in entry.variants)
         return
     job = torch_jobs.source_job(entry, folder)
     record, why = runner.find(job)
@@ -78,14 +79,14 @@ def _torch_steps(entry: EntryPlan, runner: Runner, folder: Path, exports: dict[s
         yield _later("move", after, entry, why, None)
         record = torch_jobs.own_names(entry, record) if record is not None else None
     if record is None:
-        yield from (_later(kind, variant.id, entry, f"after {after}", way) for variant in entry.variants)
+        yield from (_compile(kind, variant.id, entry, f"after {after}", way) for variant in entry.variants)
         return
-    yield from (_step(each, runner, way) for each in torch_jobs.compile_jobs(entry, record, folder))
+    for job in torch_jobs.compile_jobs(entry, record, folder):
+        yield _compile(job.kind, job.name, entry, runner.find(job)[1], way)
 
 
-def _step(job: Job, runner: Runner, way: Way | None) -> Step:
-    needs_gpu = way is not None and way.kind != "cross"
-    return Step(job.kind, job.name, job.target, runner.find(job)[1], needs_gpu, str(way or ""))
+def _compile(kind: str, name: str, entry: EntryPlan, status: str, way: Way | None) -> Step:
+    return replace(_later(kind, name, entry, status, way), attention=tuple(entry.compile["attention"]))
 
 
 def _later(kind: str, name: str, entry: EntryPlan, status: str, way: Way | None) -> Step:

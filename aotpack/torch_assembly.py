@@ -130,9 +130,10 @@ def _recipe(plan: EntryPlan, record: Json) -> Recipe:
     one at hand, whichever the target names."""
     level = cpu_level(plan.compile["cpu"]["march"], plan.compile["cpu"]["simd"])
     host = {"march": level.march, "simd_bits": level.simd_bits, "needs": level.needs}
-    target = RecipeTarget(
-        target=Target(plan.device, {"cpu": level.needs}), job={"cpu": host, "device": plan.device, "arch": plan.arch}
-    )
+    job = {"cpu": host, "device": plan.device, "arch": plan.arch}
+    if plan.compile["attention"]:
+        job["attention"] = plan.compile["attention"]
+    target = RecipeTarget(target=Target(plan.device, {"cpu": level.needs}), job=job)
     return Recipe(
         outputs=parse_outputs(record["compiled_outputs"]),
         options=dict(plan.compile["inductor"]),

@@ -92,6 +92,7 @@ def compile_jobs(entry: EntryPlan, export: Json, folder: Path) -> list[Job]:
         picks = read_picks(folder / table if table else None, entry.entry, entry.arch)
         across = {"properties": entry.gpu.properties(), "table": picks}
         gpu |= {"gpu": fingerprint(across), "cross": str(CROSS_REVISION)}
+    attention = {"attention": entry.compile["attention"]} if entry.compile["attention"] else {}
     jobs = []
     for variant in entry.variants:
         program = export["programs"][export["program_of_variant"][variant.id]]
@@ -102,12 +103,13 @@ def compile_jobs(entry: EntryPlan, export: Json, folder: Path) -> list[Job]:
             "options": entry.compile["inductor"],
             "target": {**host, **gpu},
             "toolchain": {**toolchain(), "aotpack": AOTI_REVISION},
+            **attention,
         }
         payload = {
             "variant": variant.id, "key": fingerprint(parts), "program": program,
             "dims": variant.record()["dims"], "fills": entry.export["fills"],
             "inductor": entry.compile["inductor"], "cpu": host, "device": entry.device, "arch": entry.arch,
-            "folder": str(folder), "imports": entry.export["imports"],
+            "folder": str(folder), "imports": entry.export["imports"], **attention,
         }  # fmt: skip
         if across:
             native = f"build it on a GPU of {entry.arch}: aotpack build --target {entry.target}"

@@ -86,7 +86,7 @@ def _launch(launch: Any) -> dict[str, Any]:
 
 
 def _text(value: dict[str, Any]) -> str:
-    across = value["provenance"].get("cross", {})
+    across, attention = value["provenance"].get("cross", {}), value["provenance"].get("attention", {})
     lines = [
         f"{value['name']} {value['version']}  {size_text(value['bytes'])}  sha256 {value['digest']}",
         "built with "
@@ -106,6 +106,10 @@ def _text(value: dict[str, Any]) -> str:
             if variant["id"] in across:
                 said = across[variant["id"]]
                 lines.append(f"      built without its GPU for a {said['device']}; verified: {said['verified']}")
+            if variant["id"] in attention:
+                said = attention[variant["id"]]
+                taken = f"attention by {', '.join(said['taken'])}" if said["taken"] else "no call of attention"
+                lines.append(f"      {taken}; the manifest names {', '.join(said['named'])}")
             if "launch" in variant:
                 launch = variant["launch"]
                 grid, block = ", ".join(launch["grid"]), ", ".join(launch["block"])

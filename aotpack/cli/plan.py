@@ -40,6 +40,11 @@ def command(
     seconds = sum(SECONDS_A_JOB[step.kind] for step in todo) / default_jobs(read)
     rows = [(step.kind, step.name, step.target, step.status) for step in found]
     ways = dict.fromkeys(f"{step.target}: {step.way}" for step in found if step.way)
+    named = dict.fromkeys(
+        f"{step.name.partition('/')[0]}: attention by {', else '.join(step.attention)}"
+        for step in found
+        if step.attention
+    )
     size_bytes = sum(BYTES_A_JOB.get(step.kind, 0) for step in todo)
     result(
         {
@@ -50,6 +55,6 @@ def command(
             "estimated_bytes": size_bytes,
         },
         as_json=as_json,
-        text="\n".join([table(rows, ("job", "name", "target", "status")), *ways]),
+        text="\n".join([table(rows, ("job", "name", "target", "status")), *ways, *named]),
     )
     note(f"{len(todo)} of {len(found)} jobs to run, about {seconds:.0f} s and {size_bytes / 1e6:.1f} MB")

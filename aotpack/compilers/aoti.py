@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from aotpack.compilers.attention import Attentions, attention_for
 from aotpack.compilers.cubin import archs_inside
 from aotpack.compilers.failures import export_error, quiet_export
 from aotpack.compilers.flat import PREFIX, Shape
@@ -49,8 +51,13 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     guards = parse_guards(program["guards"])
     module, exported = specialise(job, store, leaves, dims, guards)
     narrowed_guards(exported, leaves, guards, dims, variant)
+    attentions = Attentions(named=tuple(job.get("attention", ())))
+    named = (
+        attention_for(torch.cuda.get_device_properties(), attentions, variant) if attentions.named else nullcontext()
+    )
     with build_folder(store, job["key"]) as folder:
-        library, others = package(exported, variant, job["inductor"], job["cpu"], folder)
+        with named:
+            library, others = package(exported, variant, job["inductor"], job["cpu"], folder)
         facts, archs = needs_of_library(library), archs_inside(library)
         if "libstdc++.so.6" not in facts["needed"].split():
             raise CompileError(
@@ -87,6 +94,7 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
         "examples": [dump_example(item) for item in examples],
         "constants": [[name, weight_name(fqn)] for name, fqn in sorted(names.items())],
         "needs": needs,
+        **({"attention": attentions.taken} if attentions.named else {}),
     }
 
 

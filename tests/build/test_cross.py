@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import nn
 
+from aotpack.compilers.attention import Attentions, attention_for, possible
 from aotpack.compilers.cross import gate
-from aotpack.compilers.cross.attention import Attentions, attention_for, possible
 from aotpack.compilers.cross.choices import Choices, kernel_digest
 from aotpack.compilers.cross.compile import constant_names
 from aotpack.compilers.cross.lowered import Lowered
@@ -578,6 +578,106 @@ def test_a_table_picks_among_the_operators_of_attention_that_are_possible(
     assert (made.key, made.taken, made.ways) == (
         "bfloat16 8x64 2x64 causal", taken, ("cudnn", "flash", "efficient", "math"),
     )  # fmt: skip
+
+
+def traced_attention(attentions: Attentions, dtype: torch.dtype = BF16, device: str = "h200") -> torch.Tensor:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(), attention_for(on(device), attentions, "e/n4/gpu"):
+        query = torch.empty(2, 8, 16, 64, dtype=dtype, device="cuda:0")
+        return nn.functional.scaled_dot_product_attention(query, query, query)
+
+
+@pytest.mark.parametrize(
+    ("named", "dtype", "device", "taken"),
+    [
+        (("flash", "efficient"), BF16, "h200", "flash"),
+        (("efficient", "flash", "cudnn"), BF16, "h200", "efficient"),
+        (("flash", "efficient"), F32, "h200", "efficient"),
+        (("cudnn", "efficient"), BF16, "a100", "efficient"),
+        (("math",), BF16, "h200", "math"),
+    ],
+)
+def test_what_the_manifest_names_goes_before_a_table_and_torchs_choice(
+    new_cudnn: None, named: tuple[Any, ...], dtype: torch.dtype, device: str, taken: str
+) -> None:
+    attentions = Attentions({"bfloat16 8x64 8x64": "cudnn"}, named)
+    traced_attention(attentions, dtype, device)
+    assert attentions.taken == [taken]
+
+
+def test_a_call_that_nothing_named_can_serve_is_an_error_of_its_variant(new_cudnn: None) -> None:
+    with pytest.raises(CompileError) as caught:
+        traced_attention(Attentions(named=("flash", "cudnn")), F32)
+    assert caught.value.message == (
+        "e/n4/gpu: attention of float32 8x64 8x64 is served by efficient or math, and the manifest's `attention` names "
+        "flash and cudnn alone"
+    )
+    assert caught.value.hint == "add one that can serve it to the entry's `attention`"
+
+
+def test_an_error_that_is_none_of_attention_stays_what_it_is(new_cudnn: None) -> None:
+    with pytest.raises(ZeroDivisionError), attention_for(on("h200"), Attentions(named=("flash",))):
+        _ = 1 // 0
+
+
+@pytest.mark.parametrize(
+    ("target", "entry", "message"),
+    [
+        ("arch: [sm_90]", "attention: [flash, eficient]", "entries.e.attention[1]: expected one of cudnn, flash, efficient, math, found the text \"eficient\"; did you mean 'efficient'?"),
+        ("arch: [sm_90]", "attention: flash", 'entries.e.attention: expected a list, found the text "flash"; write [flash]'),
+        ("arch: [sm_90]", "attention: []", "entries.e.attention: is empty; expected at least one item"),
+        ("arch: [sm_90]", "attention: [flash, flash]", "entries.e.attention[1]: is in the list twice; remove one"),
+        ("arch: [sm_90]", "{attention: [flash], targets: [cpu]}", "entries.e.attention: is chosen for targets of kind cuda, and the entry has none; leave it out"),
+    ],
+)  # fmt: skip
+def test_attention_that_is_none_is_an_error_at_its_place(tmp_path: Path, target: str, entry: str, message: str) -> None:
+    entry = entry.strip("{}").replace(", targets", "\n    targets")
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(manifest(tmp_path, target, entry=entry))
+    assert message in str(caught.value)
+
+
+def test_attention_is_part_of_what_a_variant_for_a_gpu_is_known_by(tmp_path: Path, store: Store) -> None:
+    plan, _, after = moved(tmp_path, store, "plain")
+    (plain,) = compile_jobs(plan, own_names(plan, after), tmp_path)
+    assert "attention" not in plain.parts
+    keys = {plain.key}
+    for across, named in ((True, "[flash, efficient]"), (True, "[efficient, flash]"), (False, "[efficient, flash]")):
+        path = manifest(tmp_path, "arch: [sm_90], device: h200", entry=f"attention: {named}")
+        entries = [plan for plan in make_plan(read_manifest(path)).entries if isinstance(plan, EntryPlan)]
+        (gpu,) = [replace(plan, across=across) for plan in entries if plan.device == "cuda"]
+        (cpu,) = [plan for plan in entries if plan.device == "cpu"]
+        (job,) = compile_jobs(gpu, own_names(gpu, after), tmp_path)
+        assert job.payload["attention"] == job.parts["attention"] == gpu.compile["attention"]
+        keys.add(job.key)
+        assert cpu.compile["attention"] == []
+    assert len(keys) == 4
+
+
+def test_a_miss_on_a_gpu_keeps_to_what_the_manifest_names(tmp_path: Path) -> None:
+    from aotpack.torch_assembly import _recipe
+
+    program = {"compiled_outputs": {"tree": "*", "leaves": []}}
+    path = manifest(tmp_path, "arch: [sm_90], device: h200", entry="attention: [flash, math]")
+    plans = {plan.target: plan for plan in make_plan(read_manifest(path)).entries if isinstance(plan, EntryPlan)}
+    (gpu,), (cpu,) = (_recipe(plans[target], program).targets for target in ("gpu", "cpu"))
+    assert gpu.job["attention"] == ["flash", "math"]
+    assert "attention" not in cpu.job
+
+
+def test_the_plan_says_what_attention_is_named(
+    tmp_path: Path, cuda_torch: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from aotpack.cli import plan as command
+
+    with_record(tmp_path, monkeypatch)
+    path = manifest(tmp_path, "arch: [sm_90], device: h200", entry="attention: [flash, math]")
+    shown = steps(make_plan(read_manifest(path)), Store(tmp_path / "store"))
+    assert {step.name: step.attention for step in shown if step.attention} == {"e/n1_16/gpu": ("flash", "math")}
+    monkeypatch.setenv("AOTPACK_CACHE_DIR", str(tmp_path / "cache"))
+    command.command(path, "*", None, [], as_json=False, debug=False)
+    assert "e: attention by flash, else math" in capsys.readouterr().out.splitlines()
 
 
 def test_attention_outside_of_the_context_is_torchs_own() -> None:

@@ -225,6 +225,35 @@ def test_another_architecture_is_another_device(built: Result, tmp_path: Path, a
     assert index.provenance["cross"][variant.id]["attention"] == ["flash"]
 
 
+def test_attention_is_what_the_manifest_names(built: Result, tmp_path: Path, allowed: None) -> None:
+    from aotpack.cli.inspect import _text, _value
+
+    named = read_manifest(built.path.parent / "m.json", ["entries.e.attention=[flash, efficient]"])
+    made = build(named, tmp_path / "out", store=Store(built.path.parent / "store"), jobs=1)
+    assert made.count("export", "move") == 0
+    index, variant, library = contents(made)
+    said = {"named": ["flash", "efficient"], "taken": ["flash"]}
+    assert index.provenance["attention"] == {variant.id: said}
+    assert index.provenance["cross"][variant.id]["attention"] == ["flash"]
+    assert b"aoti_torch_cuda__scaled_dot_product_flash_attention" in library.read_bytes()
+    (program,) = index.entries["e"].programs
+    assert program.recipe is not None
+    assert program.recipe.targets[0].job["attention"] == ["flash", "efficient"]
+    shown = _text(_value(open_bundle(made.path))).splitlines()
+    assert "      attention by flash; the manifest names flash, efficient" in shown
+    assert "attention" not in contents(built)[0].provenance
+
+
+def test_attention_that_nothing_named_can_serve_is_one_error(built: Result, tmp_path: Path, allowed: None) -> None:
+    inputs = {"x": {"shape": ["n", "length", 64], "dtype": "float32"}}
+    more = {"attention": ["flash"], "inputs": inputs, "precisions": [{"params": "float32", "target": "gpu"}]}
+    with pytest.raises(
+        AotpackError, match=r"attention of float32 2x32 2x32 causal is served by efficient or math"
+    ) as caught:
+        build(read_manifest(manifest(tmp_path, more=more)), tmp_path / "out", store=Store(tmp_path / "s"), jobs=1)
+    assert caught.value.hint == "add one that can serve it to the entry's `attention`"
+
+
 def test_the_process_that_asked_compiles_for_its_cpu_as_before(built: Result) -> None:
     assert not torch.cuda.is_available()
     assert torch.cuda.device_count() == 0

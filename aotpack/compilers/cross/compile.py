@@ -26,7 +26,7 @@ from aotpack.compilers.aoti import (
     specialise,
     weight_name,
 )
-from aotpack.compilers.cross.attention import Attentions, attention_for
+from aotpack.compilers.attention import Attentions, attention_for
 from aotpack.compilers.cross.choices import Choices
 from aotpack.compilers.cross.lowered import Lowered, noted_lowering
 from aotpack.compilers.cross.moving import placed, placed_leaf
@@ -63,13 +63,13 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     module, exported = specialise(here, store, leaves, dims, guards)
     narrowed_guards(exported, leaves, guards, dims, variant)
     properties, table = SimpleNamespace(**job["cross"]["properties"]), job["cross"]["table"]
-    choices, attentions = Choices(table["kernels"]), Attentions(table["attention"])
+    choices, attentions = Choices(table["kernels"]), Attentions(table["attention"], tuple(job.get("attention", ())))
     lowered: list[Lowered] = []
     with build_folder(store, job["key"]) as folder:
         with (
             torch.no_grad(),
             pretended(properties, choices),
-            attention_for(properties, attentions),
+            attention_for(properties, attentions, variant),
             noted_lowering(lowered),
         ):
             moved = on_fake_gpu(exported)
@@ -106,9 +106,10 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
         "examples": [dump_example(item) for item in examples],
         "constants": [[name, weight_name(fqn)] for name, fqn in sorted(constants.items())],
         "needs": needs,
+        **({"attention": attentions.taken} if attentions.named else {}),
         "cross": {
             "device": properties.name,
-            "attention": sorted({attention.taken for attention in attentions.made}),
+            "attention": attentions.taken,
             "kernels": [asdict(choice) for choice in choices.made],
         },
     }

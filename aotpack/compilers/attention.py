@@ -1,8 +1,9 @@
-"""Which attention kernel serves `scaled_dot_product_attention` on a GPU that is not here.
+"""Which attention kernel serves `scaled_dot_product_attention` on a GPU, where that is not left to torch.
 
-torch asks the CUDA runtime from C++ while it traces (ATen's sdp_utils.cpp, torch 2.11); here the record of the device
-is asked instead, by the same conditions in the same order: cuDNN on Hopper and Blackwell where it is new enough, flash,
-memory efficient, plain matrix products. A table of `aotpack tune` may pick another of those that are possible.
+torch asks the CUDA runtime from C++ while it traces (ATen's sdp_utils.cpp, torch 2.11). For a GPU that is not here the
+record of the device is asked instead, by the same conditions in the same order: cuDNN on Hopper and Blackwell where it
+is new enough, flash, memory efficient, plain matrix products. A table of `aotpack tune` may pick another of those that
+are possible. What the manifest names goes before both, and is chosen here for a GPU at hand too.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-Way = Literal["cudnn", "flash", "efficient", "math"]
+from aotpack.devices import AttentionWay as Way
+from aotpack_runtime.errors import CompileError
 
 CUDNN_PREFERRED_FROM = 91501
 """Before it sizes that are no multiples of 128 went wrong (pytorch/pytorch#169849)."""
@@ -42,15 +43,42 @@ class Attention:
 
 @dataclass(slots=True)
 class Attentions:
-    """Chooses for the attention of one compile; `table` maps the key of a call to the kernel that was fastest."""
+    """Chooses for the attention of one compile: the first of `named` that can serve a call; where none is named what
+    `table` has for the key of the call, the kernel that was fastest; else what torch would choose."""
 
     table: Mapping[str, str] = field(default_factory=dict)
+    named: tuple[Way, ...] = ()
     made: list[Attention] = field(default_factory=list)
+    refused: str = ""
+
+    @property
+    def taken(self) -> list[Way]:
+        """The kernels that serve, each once."""
+        return sorted({attention.taken for attention in self.made})
+
+    def choose(self, key: str, ways: tuple[Way, ...]) -> Way:
+        """The kernel for a call that `ways` can serve; UnservedAttentionError when none of them is named."""
+        if not self.named:
+            wanted = self.table.get(key)
+            return next((way for way in ways if way == wanted), ways[0])
+        for way in self.named:
+            if way in ways:
+                return way
+        self.refused = (
+            f"attention of {key} is served by {' or '.join(ways)}, and the manifest's `attention` names "
+            f"{' and '.join(self.named)} alone"
+        )
+        raise UnservedAttentionError(self.refused)
+
+
+class UnservedAttentionError(Exception):
+    """Ends a trace; torch wraps it in errors of its own, so what it says is kept in `Attentions` too."""
 
 
 @contextmanager
-def attention_for(properties: SimpleNamespace, attentions: Attentions) -> Iterator[None]:
-    """Attention that is traced inside is that of the device; what was chosen is noted in `attentions`."""
+def attention_for(properties: Any, attentions: Attentions, variant: str = "") -> Iterator[None]:
+    """Attention that is traced inside is that of a device of `properties` (as torch names them); what was chosen is
+    noted in `attentions`. CompileError where no kernel that the manifest names can serve a call."""
 
     def attention(  # the operator's own signature
         query: torch.Tensor,
@@ -67,7 +95,7 @@ def attention_for(properties: SimpleNamespace, attentions: Attentions) -> Iterat
         way: Way = "math"
         if query.device.type == "cuda":
             ways = possible(properties, *tensors, dropout_p=dropout_p, is_causal=is_causal, enable_gqa=enable_gqa)
-            noted = _noted(query, key, attn_mask, ways, attentions.table, causal=is_causal)
+            noted = _noted(query, key, attn_mask, ways, attentions, causal=is_causal)
             attentions.made.append(noted)
             way = noted.taken
         if way == "math":
@@ -97,12 +125,17 @@ def attention_for(properties: SimpleNamespace, attentions: Attentions) -> Iterat
             warnings.simplefilter("ignore")  # torch says of every kernel that is replaced that it is
             library.impl("scaled_dot_product_attention", attention, "CompositeImplicitAutograd", allow_override=True)
         yield
+    except Exception as error:
+        if not attentions.refused:
+            raise
+        hint = "add one that can serve it to the entry's `attention`"
+        raise CompileError(variant, attentions.refused, hint=hint) from error
     finally:
         library._destroy()
 
 
 def possible(
-    properties: SimpleNamespace,
+    properties: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -144,7 +177,7 @@ def _noted(
     key: torch.Tensor,
     mask: torch.Tensor | None,
     ways: tuple[Way, ...],
-    table: Mapping[str, str],
+    attentions: Attentions,
     *,
     causal: bool,
 ) -> Attention:
@@ -153,7 +186,6 @@ def _noted(
     words = [dtype, "x".join(map(str, (*sizes[1:2], sizes[-1]))), "x".join(map(str, (*kept[1:2], kept[-1])))]
     words += ["mask"] if mask is not None else []
     words += ["causal"] if causal else []
-    wanted = table.get(" ".join(words))
     return Attention(
         key=" ".join(words),
         query=sizes,
@@ -162,7 +194,7 @@ def _noted(
         dtype=dtype,
         causal=causal,
         ways=ways,
-        taken=next((way for way in ways if way == wanted), ways[0]),
+        taken=attentions.choose(" ".join(words), ways),
     )
 
 
