@@ -151,7 +151,9 @@ def _joined(known: Entry, more: Entry) -> Entry:
         if kernel.recipe is not None and more.kernel is not None and more.kernel.recipe is not None:
             archs = tuple(dict.fromkeys((*kernel.recipe.archs, *more.kernel.recipe.archs)))
             kernel = replace(kernel, recipe=replace(kernel.recipe, archs=archs))
-    return replace(known, variants=variants, programs=(*programs, *added.values()), kernel=kernel)
+    tried = {**known.verify.get("tried", {}), **more.verify.get("tried", {})}
+    verify = {**known.verify, **({"tried": tried} if tried else {})}
+    return replace(known, variants=variants, programs=(*programs, *added.values()), verify=verify, kernel=kernel)
 
 
 def _identity(program: Variant) -> tuple[str, str, str]:

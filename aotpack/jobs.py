@@ -95,16 +95,15 @@ class Runner:
     def run(self, jobs: Sequence[Job], workers: Workers, label: str) -> dict[str, Json]:
         """Record by job name, of all that were found or done."""
         records: dict[str, Json] = {}
-        running: list[tuple[Job, Future[Json]]] = []
+        pending: list[Job] = []
         for job in jobs:
             record, _ = self.find(job)
             if record is None:
-                running.append(
-                    (job, self.submit(workers, job.kind, job.payload, job.name, fresh=job.fresh, apart=job.apart))
-                )
+                pending.append(job)
             else:
                 records[job.name] = record
                 self._remember(job)
+        running = [(job, self._start(job, workers, len(pending))) for job in pending]
         if running:
             self.reporter.begin(label, len(running))
         for job, future in running:
@@ -115,17 +114,15 @@ class Runner:
                 records[job.name] = record
         return records
 
-    def submit(
-        self,
-        workers: Workers,
-        kind: str,
-        payload: Mapping[str, Json],
-        name: str,
-        *,
-        fresh: bool = False,
-        apart: bool = False,
-    ) -> Future[Json]:
-        future = workers.submit({**payload, "kind": kind}, fresh=fresh, apart=apart)
+    def _start(self, job: Job, workers: Workers, among: int) -> Future[Json]:
+        payload = {**job.payload, "kind": job.kind}
+        return self._watched(workers.submit(payload, fresh=job.fresh, apart=job.apart, among=among), job.kind, job.name)
+
+    def submit(self, workers: Workers, kind: str, payload: Mapping[str, Json], name: str) -> Future[Json]:
+        """Run what is no job of its own in a process of any kind."""
+        return self._watched(workers.submit({**payload, "kind": kind}), kind, name)
+
+    def _watched(self, future: Future[Json], kind: str, name: str) -> Future[Json]:
         start = time.perf_counter()
 
         def ended(done: Future[Json]) -> None:

@@ -154,7 +154,10 @@ def _compared(
             for variant, seen in done.verified.items():
                 if variant.startswith(name + "/"):
                     error = float(f"{seen['largest_error']:.3g}")
-                    record["verified"].setdefault(variant, {})[way] = {"cases": seen["cases"], "largest_error": error}
+                    refused = {"refused": seen["refused"]} if seen.get("refused") else {}
+                    record["verified"].setdefault(variant, {})[way] = {
+                        "cases": seen["cases"], "largest_error": error, **refused,
+                    }  # fmt: skip
         cross, native = (bundles[way].index.entries.get(name) for way in ("cross", "native"))
         for one in cross.variants if cross else ():
             other = next((v for v in native.variants if v.id == one.id), None) if native else None

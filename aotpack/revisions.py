@@ -1,6 +1,8 @@
 """Our own part of every fingerprint: count one up when a change here changes what a job gives."""
 
 EXPORT_REVISION = 8
+GPU_EXPORT_REVISION = 1
+"""Of what is exported on a GPU alone."""
 AOTI_REVISION = 4
 CROSS_REVISION = 2
 TRITON_REVISION = 2

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aotpack.compilers.toolchain import cpu_level
+from aotpack.declared import only_tried
 from aotpack.manifest_model import TorchExportEntry
 from aotpack.plan import EntryPlan, VariantPlan
 from aotpack_runtime.errors import CompileError
@@ -57,12 +58,25 @@ def torch_entry(
         source=Source(manifest.source, dict(manifest.args), export["source_files"]),
         fills=plan.export["fills"],
         on_miss=_on_miss(plan, manifest, variants, export),
-        verify={**manifest.verify.model_dump(mode="json"), "random": export["random"]},
+        verify={
+            **manifest.verify.model_dump(mode="json"),
+            "random": export["random"],
+            **_tried(plan, export, programs),
+        },
         imports=tuple(manifest.imports),
         operators=export["operators"],
         output_names=manifest.outputs,
         training=export["training"],
     )
+
+
+def _tried(plan: EntryPlan, export: Json, programs: Sequence[Variant]) -> dict[str, Json]:
+    """By program the sizes that eager need not take: on a GPU it may refuse what was tried in host memory."""
+    if plan.device == "cpu":
+        return {}
+    pairs = zip(programs, export["programs"], strict=True)
+    found = {program.id: only_tried(plan, record) for program, record in pairs}
+    return {"tried": {name: examples for name, examples in found.items() if examples}} if any(found.values()) else {}
 
 
 def _on_miss(plan: EntryPlan, manifest: TorchExportEntry, variants: Sequence[Variant], export: Json) -> dict[str, Json]:

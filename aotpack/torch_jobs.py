@@ -9,7 +9,7 @@ from typing import Any
 from aotpack.compilers.toolchain import cpu_level, gpu_tools, toolchain
 from aotpack.jobs import Job
 from aotpack.plan import EntryPlan
-from aotpack.revisions import AOTI_REVISION, CROSS_REVISION, EXPORT_REVISION
+from aotpack.revisions import AOTI_REVISION, CROSS_REVISION, EXPORT_REVISION, GPU_EXPORT_REVISION
 from aotpack.torch_tuning import read_picks
 from aotpack_runtime.format.fingerprint import fingerprint
 
@@ -19,6 +19,7 @@ Json = Any
 def source_job(entry: EntryPlan, folder: Path) -> Job:
     """Export the model; for a GPU that is not here, as for a CPU."""
     export = entry.twin if entry.across and entry.twin is not None else entry.export
+    gpu = {"gpu": GPU_EXPORT_REVISION} if "device" in export else {}
     return Job(
         kind="export",
         name="/".join(part for part in (entry.entry, "export", entry.precision, entry.target) if part),
@@ -27,7 +28,7 @@ def source_job(entry: EntryPlan, folder: Path) -> Job:
             **{name: value for name, value in export.items() if name != "entry"},
             "folder": str(folder),
             "toolchain": {
-                "torch": toolchain()["torch"], "python": sys.version.split()[0], "aotpack": EXPORT_REVISION,
+                "torch": toolchain()["torch"], "python": sys.version.split()[0], "aotpack": EXPORT_REVISION, **gpu,
             },
         },
         payload={**export, "folder": str(folder)},

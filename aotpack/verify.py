@@ -2,12 +2,14 @@
 
 Each variant and program is run at every example the index has for it (opt, min, max, and 0, 1 and 2 where they are
 inside) and compared with the model constructed anew: values within the tolerance, containers, types, dtypes, shapes,
-what was written to the arguments and to the state.
+what was written to the arguments and to the state. Eager must take all sizes that the manifest declares. Others, that a
+program was let take in host memory, it may refuse on the device: nothing can be compared there, and that is said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -43,12 +45,14 @@ State = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was seen of one variant: cases run, the largest absolute difference, and what it was compared with."""
+    """What was seen of one variant: cases run, the largest absolute difference, and what it was compared with.
+    `refused` are sizes, beyond what the manifest declares, that the reference itself does not take on this device."""
 
     cases: int
     largest_error: float
     compared_values: bool
     reference: str
+    refused: tuple[list[Any], ...] = ()
 
 
 def compile(job: Mapping[str, Json], store: Store) -> Json:
@@ -95,12 +99,21 @@ class Bundle:
         random = bool(settings.get("random"))
         serve = entry.serve_for(variant)
         weights = session._weight_set(variant.weights)
-        worst, cases = 0.0, 0
+        worst, cases, refused = 0.0, 0, []
+        tried = [_example(item) for item in settings.get("tried", {}).get(variant_id, ())]
         for seed, example in _cases(variant, int(settings.get("samples", 3))):
             leaves = make_leaves(variant.guards, example, entry.record.fills, seed=seed, device=entry.device)
             before = weights.snapshot()
-            wanted, wrote = reference.run(variant, [_copy(leaf) for leaf in leaves], before)
+            sizes = [size for size in example if size is not None]
             mine = [_copy(leaf) for leaf in leaves]
+            try:
+                wanted, wrote = reference.run(variant, [_copy(leaf) for leaf in leaves], before)
+            except EagerRefusesError:
+                if example not in tried or not _survives(serve, mine):
+                    raise
+                refused.append(sizes)
+                weights.restore(before)
+                continue
             torch.manual_seed(0)
             with torch.no_grad():
                 found = serve(*mine)
@@ -111,7 +124,6 @@ class Bundle:
             ):
                 problem = difference(a, b, rtol=settings["rtol"], atol=settings["atol"], values=not random)
                 if problem:
-                    sizes = [size for size in example if size is not None]
                     raise CompileError(
                         variant_id,
                         f"disagrees with {reference.name} at sizes {sizes}: {what}{problem}",
@@ -122,7 +134,7 @@ class Bundle:
             cases += 1
         if entry.record.on_miss.get("policy") == "pad" and variant in entry.variants:
             cases += self._verify_padded(entry, variant, reference)
-        return Verified(cases, worst, not random, reference.name)
+        return Verified(cases, worst, not random, reference.name, tuple(refused))
 
     def _verify_padded(self, entry: TorchEntry, variant: Variant, reference: Reference) -> int:
         """Calls a little smaller than the variant takes, padded up and cut back: they must be what eager gives too."""
@@ -164,6 +176,10 @@ class Bundle:
                 made = _Program(entry)
             self._references[key] = made
         return self._references[key]
+
+
+class EagerRefusesError(CompileError):
+    """Eager raises at these sizes, of itself and not for want of memory."""
 
 
 class Reference(Protocol):
@@ -246,9 +262,8 @@ class _Source:
             try:
                 result = select_outputs(self._module(*args, **kwargs), self._entry.output_names)
             except Exception as error:
-                raise CompileError(
-                    variant.id, f"eager itself fails at these sizes: {type(error).__name__}: {error}"
-                ) from error
+                kind = CompileError if isinstance(error, torch.OutOfMemoryError) else EagerRefusesError
+                raise kind(variant.id, f"eager itself fails at these sizes: {type(error).__name__}: {error}") from error
             kept = [name for name, value in _attributes(self._module).items() if _is_other(before.get(name), value)]
             if kept:
                 self.hint = f"forward() sets {', '.join(kept)}: what calls keep is registered with register_buffer()"
@@ -330,6 +345,23 @@ def _cases(variant: Variant, samples: int) -> list[tuple[int, Example]]:
     """(seed, sizes): every example once, and the first, its opt, with further inputs up to `samples` in all."""
     cases = [(seed, example) for seed, example in enumerate(variant.examples)]
     return cases + [(seed, variant.examples[0]) for seed in range(len(cases), samples)]
+
+
+def _example(record: Json) -> Example:
+    return tuple(tuple(item) if isinstance(item, list) else item for item in record)
+
+
+def _survives(serve: Callable[..., object], leaves: Sequence[Any]) -> bool:
+    """Is the device still there, after eager has refused a call and after the same call of a program? What the program
+    gives is not looked at: it may raise as well."""
+    with torch.no_grad(), suppress(Exception):
+        serve(*leaves)
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _copy(leaf: Any) -> Any:

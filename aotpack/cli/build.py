@@ -71,12 +71,17 @@ def command(
 
 
 def _unverified(built: Result) -> list[str]:
-    """Notes, and what is packed without having been run, by the reason."""
+    """Notes; what is packed without having been run, by the reason; sizes at which nothing could be compared."""
     reasons: dict[str, int] = {}
     for reason in built.unverified.values():
         reasons[reason] = reasons.get(reason, 0) + 1
     lines = [f"{count} variants were compiled and not run here: {reason}" for reason, count in reasons.items()]
-    return [*built.notes, *lines, *(["run `aotpack verify` on a GPU of their kind"] if lines else [])]
+    lines += [
+        f"{name}: {seen['reference']} itself refuses {', '.join(map(str, seen['refused']))}, which no point asks for"
+        for name, seen in built.verified.items()
+        if seen.get("refused")
+    ]
+    return [*built.notes, *lines, *(["run `aotpack verify` on a GPU of their kind"] if reasons else [])]
 
 
 def _reporter() -> Reporter:

@@ -37,7 +37,12 @@ def command(
             values = (
                 f"largest error {found.largest_error:.2g}" if found.compared_values else "random: values not compared"
             )
-            rows.append((name, "ok", f"{found.cases} cases against {found.reference}, {values}"))
+            refused = (
+                f"; {found.reference} itself refuses sizes {', '.join(map(str, found.refused))}"
+                if found.refused
+                else ""
+            )
+            rows.append((name, "ok", f"{found.cases} cases against {found.reference}, {values}{refused}"))
     rows += [(name, "skipped", reason) for name, reason in skipped.items()]
     good = {name.partition("/")[0] for name, word, _ in rows if word == "ok"}
     devices = _devices(bundle) if skipped else {}

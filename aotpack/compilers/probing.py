@@ -1,7 +1,9 @@
 """What no trace says of itself, tried against eager: sizes 0 and 1, and arguments in other layouts.
 
 A program for a GPU is tried in host memory, where an index that is out of range raises. On a GPU it would end the
-process with the first call that eager refuses, and trying such calls is what this is for.
+process with the first call that eager refuses, and trying such calls is what this is for. What is let in there is asked
+of eager once more where it will run: operators of a GPU may refuse what those of a CPU take (grouped attention of no
+rows, torch 2.11).
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class Probe:
         varying = _varying(program)
         for size in (1, 0):
             tried = [name for name in open_sizes(guards) if size or name in varying]
-            lowered = [name for name in tried if trial.agrees({name: size})]
+            lowered = [name for name in tried if trial.agrees({name: size}) and trial.takes_there({name: size})]
             if lowered and len(lowered) > 1 and not trial.agrees(dict.fromkeys(lowered, size)):
                 lowered = []
             guards = with_low(guards, lowered, size)
@@ -105,6 +107,7 @@ class Probe:
         bound = [tensor.cpu() for tensor in bound]
         trial = Trial(program, self._on_host, moved, bound, "cpu", outputs=self._outputs, fills=self._fills)
         if trial.agrees({}):
+            trial.there = native
             return trial
         log.info("tried on its own device, since in host memory it is not what eager is there")
         return native
@@ -131,6 +134,8 @@ class Trial:
         self._outputs, self._fills = outputs, fills
         self._taken: set[Example] = set()
         self.base: Mapping[str, int] = {}
+        self.there: Trial | None = None
+        """The same on the program's own device, where this one is not there."""
 
     def takes(self, sizes: Mapping[str, int]) -> bool:
         """Does eager take these sizes? A trace may leave open what it refuses: two batches that are never compared."""
@@ -146,6 +151,11 @@ class Trial:
             except Exception:
                 return False
         return True
+
+    def takes_there(self, sizes: Mapping[str, int]) -> bool:
+        """Does eager take these sizes on the program's own device? To be asked after `agrees`, which has seen that no
+        index is out of range."""
+        return self.there is None or self.there.takes({**self.base, **sizes})
 
     def _tensors(self, example: Example | None) -> list[torch.Tensor] | None:
         if example is None:
