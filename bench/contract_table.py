@@ -147,13 +147,31 @@ H200 = (
     ),
     Row(
         "the same over `import torch` alone", "<= 1.4 x",
-        "lean_start_h200.json", lambda r: r["modes"]["torch"]["total_s"] / r["modes"]["import-torch"]["total_s"], 1.4,
-        " x", beside=lambda r: "{torch[total_s]:.2f} s over {import-torch[total_s]:.2f} s".format(**r["modes"]),
+        "bert_bench_h200.json", lambda r: first(r, "bundle") / first(r, "import-torch"), 1.4,
+        " x", beside=lambda r: f"{first(r, 'bundle'):.2f} s over {first(r, 'import-torch'):.2f} s",
     ),
     Row(
-        "the same, torch never imported", "<= 1.0 s",
-        "lean_start_h200.json", lambda r: r["modes"]["arrays"]["total_s"], 1.0, " s",
-        beside=lambda r: f"{r['ratios']['arrays_of_import_torch']:.2f} of `import torch`",
+        "`torch.compile` with copied caches over the same", ">= 4 x",
+        "bert_bench_h200.json", lambda r: first(r, "compile-copied") / first(r, "bundle"), 4.0, " x", least=True,
+    ),
+    Row(
+        "`aoti_load_package` with an empty compiler cache over the same", ">= 10 x",
+        "bert_package_h200.json", lambda r: first(r, "package-cold") / first(r, "bundle"), 10.0, " x", 1, least=True,
+        beside=lambda r: f"{first(r, 'package-cold'):.1f} s over {first(r, 'bundle'):.2f} s, one process each",
+    ),
+    Row(
+        "start to first output, BERT-base bf16, torch never imported", "<= 1.0 s",
+        "bert_bench_h200.json", lambda r: first(r, "bundle-arrays"), 1.0, " s",
+        beside=lambda r: f"{first(r, 'bundle-arrays') / first(r, 'import-torch'):.2f} of `import torch`",
+    ),
+    Row(
+        "eager over the same", ">= 10 x",
+        "bert_bench_h200.json", lambda r: first(r, "eager") / first(r, "bundle-arrays"), 10.0, " x", least=True,
+    ),
+    Row(
+        "`torch.compile` with copied caches over the same", ">= 15 x",
+        "bert_bench_h200.json", lambda r: first(r, "compile-copied") / first(r, "bundle-arrays"), 15.0, " x",
+        least=True,
     ),
     Row(
         "steady call of BERT-base, 8 x 128, over `torch.compile`'s", "<= 1.02 x",
@@ -166,22 +184,16 @@ H200 = (
         beside=lambda r: f"Triton {first(r, 'triton-warm'):.2f} s warm, {first(r, 'triton-cold'):.2f} cold",
     ),
     Row(
-        "the same, by the script that came before `aotpack bench`", "<= 0.5 s",
-        "kernel_start_h200.json", lambda r: r["start_s"]["bundle"]["median"], 0.5, " s",
-        beside=lambda r: f"Triton {r['start_s']['triton-warm']['median']:.2f} s warm, "
-        f"{r['start_s']['triton-cold']['median']:.2f} cold",
-    ),
-    Row(
         "launch of a kernel", "<= 5 us",
         "launches_h200.json", lambda r: r["us"]["bundle"], 5.0, " us",
         beside=lambda r: f"{r['of_torch_add']['bundle']:.2f} of `torch.add`, {r['us']['torch.add']:.1f} us; Triton "
         f"{r['us']['triton']:.1f}",
     ),
     Row(
-        "the same, by the script that came before", "<= 5 us",
-        "kernel_start_h200.json", lambda r: r["launch_us"]["bundle"]["median"], 5.0, " us",
-        beside=lambda r: f"`torch.add` {r['launch_us']['torch.add']['median']:.1f} us on that host (5.5 where the "
-        f"aim is from), Triton {r['launch_us']['triton']['median']:.1f}",
+        "a model built without a GPU over one built on it, no tuning table, the worst of all shapes", "<= 1.1 x",
+        "cross/2.11.0-3.6.0-sm_90.json", lambda r: r["latency_ratio"]["worst"], 1.1, " x", 3,
+        beside=lambda r: f"median {r['latency_ratio']['median']:.3f} of {len(r['entries'])} models, "
+        f"{sum(len(entry['latency']) for entry in r['entries'].values())} shapes",
     ),
 )  # fmt: skip
 
