@@ -19,7 +19,7 @@ from torch import nn
 
 from aotpack.compilers.attention import Attentions, attention_for, possible
 from aotpack.compilers.cross import gate
-from aotpack.compilers.cross.choices import Choices, kernel_digest
+from aotpack.compilers.cross.choices import Choices, config_record, kernel_digest
 from aotpack.compilers.cross.compile import constant_names
 from aotpack.compilers.cross.lowered import Lowered
 from aotpack.compilers.cross.moving import compile as move
@@ -458,38 +458,87 @@ class _Launcher(SimpleNamespace):
     """What Inductor keeps of a compiled configuration."""
 
 
+TOO_MUCH = -1
+
+
 def launcher(warps: int, spills: int, **blocks: int) -> _Launcher:
     config = SimpleNamespace(kwargs=blocks, num_warps=warps, num_stages=1)
     return _Launcher(config=config, n_spills=spills, n_regs=32)
 
 
+class _Tuner:
+    """Inductor's of one kernel: compiles the configurations that it has when it is told to."""
+
+    def __init__(self, *launchers: _Launcher, name: str, source: str) -> None:
+        self.configs, self.launchers, self.compile_results = [one.config for one in launchers], list[Any](), list[Any]()
+        self.inductor_meta, self.fn = {"kernel_name": name}, SimpleNamespace(src=source, __name__=name)
+        self.compiled: list[Any] = []
+        self._known = launchers
+
+    def precompile(self) -> None:
+        assert not self.launchers
+        self.compiled += self.configs
+        for config in self.configs:
+            new = _Launcher(config=config, n_spills=0, n_regs=32)
+            made = next((one for one in self._known if one.config is config), new)
+            self.launchers += [made] * (made.n_spills != TOO_MUCH)
+        if not self.launchers:
+            raise RuntimeError("No valid triton configs. OutOfResources: out of resource: shared memory")
+
+
 def tuner(*launchers: _Launcher, name: str = "k_0", source: str = "def k_0(x): pass") -> Any:
-    return SimpleNamespace(
-        launchers=list(launchers), inductor_meta={"kernel_name": name}, fn=SimpleNamespace(src=source, __name__=name)
-    )
+    return _Tuner(*launchers, name=name, source=source)
 
 
-def test_without_a_table_the_first_that_does_not_spill_is_taken() -> None:
+def test_without_a_table_the_first_that_does_not_spill_is_taken_and_none_behind_it_compiled() -> None:
     choices = Choices()
-    spilling, calm, other = launcher(4, 40, XBLOCK=1024), launcher(8, 0, XBLOCK=512), launcher(4, 0, XBLOCK=256)
-    assert choices.choose(tuner(spilling, calm, other)) is calm
+    refused, spilling = launcher(4, TOO_MUCH, XBLOCK=2048), launcher(4, 40, XBLOCK=1024)
+    calm, other = launcher(8, 0, XBLOCK=512), launcher(4, 0, XBLOCK=256)
+    kernel = tuner(refused, spilling, calm, other)
+    assert choices.choose(kernel) is calm
+    assert kernel.compiled == [refused.config, spilling.config, calm.config]
     (made,) = choices.made
-    assert (made.taken, made.why) == (1, "rule")
-    assert made.candidates[2] == {"XBLOCK": 256, "num_warps": 4, "num_stages": 1}
+    assert (made.taken, made.why) == (2, "rule")
+    assert made.candidates[3] == {"XBLOCK": 256, "num_warps": 4, "num_stages": 1}
 
 
 def test_a_table_decides_by_the_kernels_source_whatever_a_build_calls_it() -> None:
     wanted = {"XBLOCK": 256, "num_warps": 4, "num_stages": 1}
     choices = Choices({kernel_digest("def k_0(x): pass", "k_0"): wanted})
     first, second = launcher(8, 0, XBLOCK=512), launcher(4, 0, XBLOCK=256)
-    assert choices.choose(tuner(first, second, name="k_17", source="def k_17(x): pass")) is second
+    kernel = tuner(first, second, name="k_17", source="def k_17(x): pass")
+    assert choices.choose(kernel) is second
+    assert kernel.compiled == [second.config]
     assert choices.choose(tuner(first, second, name="k_17", source="def k_17(y): pass")) is first
     assert [made.why for made in choices.made] == ["table", "rule"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why", "taken"),
+    [
+        pytest.param({"XBLOCK": 1, "R0_BLOCK": 1024, "num_warps": 8, "num_stages": 1}, "table", 2, id="halved"),
+        pytest.param({"XBLOCK": 1, "R0_BLOCK": 96, "num_warps": 8, "num_stages": 1}, "rule", 0, id="no candidate"),
+        pytest.param({"XBLOCK": 8, "R0_BLOCK": 64, "num_warps": 8, "num_stages": 1}, "rule", 0, id="does not compile"),
+    ],
+)
+def test_a_table_may_have_what_inductor_adds_and_nothing_else(wanted: dict[str, int], why: str, taken: int) -> None:
+    choices = Choices({kernel_digest("def k_0(x): pass", "k_0"): wanted})
+    offered = launcher(8, 0, XBLOCK=1, R0_BLOCK=2048), launcher(8, TOO_MUCH, XBLOCK=8, R0_BLOCK=64)
+    chosen = choices.choose(tuner(*offered))
+    (made,) = choices.made
+    assert (made.why, made.taken) == (why, taken)
+    assert (config_record(chosen.config) == wanted) == (why == "table")
+    assert made.candidates[made.taken] == config_record(chosen.config)
 
 
 def test_what_all_spill_is_taken_as_inductor_orders_it() -> None:
     choices, first = Choices(), launcher(4, 99, XBLOCK=1024)
     assert choices.choose(tuner(first, launcher(8, 90, XBLOCK=512))) is first
+
+
+def test_a_kernel_that_fits_in_no_way_is_told_in_inductors_words() -> None:
+    with pytest.raises(RuntimeError, match="No valid triton configs"):
+        Choices().choose(tuner(launcher(4, TOO_MUCH, XBLOCK=64), launcher(8, TOO_MUCH, XBLOCK=32)))
 
 
 def test_a_table_keeps_what_was_not_timed_again(tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
 """Which configuration of each kernel is kept, where a build on a GPU would time them.
 
 A table of `aotpack tune` decides where it has the kernel, by the digest of its source. Without one a rule does: the
-first configuration that does not spill, in Inductor's own order. All candidates are kept in the record of the job.
+first configuration that does not spill, in Inductor's own order. All candidates are kept in the record of the job; no
+more of them are compiled than it takes to choose.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 Json = Any
 
@@ -51,39 +54,86 @@ class Choices:
             waited = f"{definitions}\nasync_compile.wait(globals())\ndel async_compile\n"
             self.code.append(f"{waited}\n{wrapper.kernel_autotune_calls.getvalue()}")
             scope: dict[str, Any] = {}
-            exec(waited, scope)  # noqa: S102 - as Inductor runs its own code
+            # A kernel is compiled as it is chosen: most of its candidates are not worth compiling.
+            with mock.patch.object(CachingAutotuner, "precompile", return_value=None):
+                exec(waited, scope)  # noqa: S102 - as Inductor runs its own code
             for tuner in scope.values():
                 if isinstance(tuner, CachingAutotuner):
-                    if not tuner.launchers:
-                        tuner.precompile()
                     tuner.launchers = [self.choose(tuner)]
                     tuner.save_gpu_kernel(0, tuner.launchers[0])
 
         return block
 
     def choose(self, tuner: Any) -> Any:
-        """The launcher to keep of those of `tuner`, and a note of it."""
-        launchers = list(tuner.launchers)
-        configs = [config_record(launcher.config) for launcher in launchers]
+        """The launcher to keep of all that `tuner` could have, compiled, and a note of it. Inductor's own error when no
+        candidate compiles."""
+        offered = list(tuner.configs)
         digest = kernel_digest(tuner.fn.src, tuner.fn.__name__)
-        wanted = self.table.get(digest)
-        limit = tuner.inductor_meta.get("spill_threshold", SPILL_LIMIT)
-        calm = [number for number, launcher in enumerate(launchers) if (launcher.n_spills or 0) <= limit]
-        taken = configs.index(wanted) if wanted in configs else (calm or [0])[0]
-        why = "only one" if len(launchers) == 1 else "table" if wanted in configs else "rule"
-        chosen = launchers[taken]
+        picked = self._picked(tuner, offered, self.table.get(digest))
+        chosen = _first_calm(tuner, offered) if picked is None else picked
+        candidates = list(map(config_record, offered))
+        record = config_record(chosen.config)
+        candidates += [record] * (record not in candidates)
         self.made.append(
             Choice(
                 kernel=tuner.inductor_meta.get("kernel_name") or tuner.fn.__name__,
                 digest=digest,
-                candidates=tuple(configs),
-                taken=taken,
-                why=why,
+                candidates=tuple(candidates),
+                taken=candidates.index(record),
+                why="table" if picked is not None else "only one" if len(offered) == 1 else "rule",
                 registers=chosen.n_regs or 0,
                 spills=chosen.n_spills or 0,
             )
         )
         return chosen
+
+    def _picked(self, tuner: Any, offered: Sequence[Any], wanted: Json) -> Any:
+        """The launcher of the configuration that a table has, None where it has none, or one that is not of this
+        kernel or does not compile."""
+        if wanted is None:
+            return None
+        known = (config for config in (*offered, *_halved(offered)) if config_record(config) == wanted)
+        return next(filter(None, (_compiled(tuner, config) for config in known)), None)
+
+
+def _first_calm(tuner: Any, offered: Sequence[Any]) -> Any:
+    """The first configuration that does not spill, compiled; the first that compiles where all do. Those behind it are
+    never compiled."""
+    limit = tuner.inductor_meta.get("spill_threshold", SPILL_LIMIT)
+    spilling = None
+    for config in offered:
+        launcher = _compiled(tuner, config)
+        if launcher is not None and (launcher.n_spills or 0) <= limit:
+            return launcher
+        spilling = spilling or launcher
+    return spilling or _precompiled(tuner, offered)
+
+
+def _compiled(tuner: Any, config: Any) -> Any:
+    """The launcher of one configuration, None when it takes more than the device has."""
+    try:
+        return _precompiled(tuner, [config])
+    except RuntimeError as error:
+        if "No valid triton configs" not in str(error):
+            raise
+        return None
+
+
+def _precompiled(tuner: Any, configs: Sequence[Any]) -> Any:
+    tuner.configs, tuner.compile_results, tuner.launchers = list(configs), [], []
+    tuner.precompile()
+    return tuner.launchers[0]
+
+
+def _halved(offered: Sequence[Any]) -> Iterator[Any]:
+    """What Inductor adds to the candidates of a reduction that takes many registers: the largest of its blocks halved
+    (`CachingAutotuner._dynamic_scale_rblock`)."""
+    for config in offered:
+        blocks = {name: size for name, size in config.kwargs.items() if name.startswith("R")}
+        if blocks:
+            other = copy.deepcopy(config)
+            other.kwargs[max(blocks, key=blocks.__getitem__)] //= 2
+            yield other
 
 
 def config_record(config: Any) -> Json:

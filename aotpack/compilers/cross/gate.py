@@ -38,7 +38,6 @@ OPTIONS: Mapping[str, Json] = {
     "shape_padding": False,
     "benchmark_kernel": False,
     "benchmark_fusion": False,
-    "aot_inductor.precompile_headers": False,
 }
 """Nothing that would run or time a kernel, no worker process that would lack what is replaced here, and nothing of a
 pretended device in a cache."""

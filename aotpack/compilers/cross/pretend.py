@@ -39,6 +39,7 @@ def pretended(properties: SimpleNamespace, choices: Choices) -> Iterator[None]:
     from torch._inductor import graph
     from torch._inductor.codegen import wrapper
     from torch._inductor.fx_passes import joint_graph
+    from torch._inductor.runtime import triton_heuristics
     from torch.utils import cpp_extension
     from triton.backends.nvidia.driver import CudaDriver
 
@@ -59,6 +60,7 @@ def pretended(properties: SimpleNamespace, choices: Choices) -> Iterator[None]:
         *_each(CudaDriver, is_active=_always(True)),
         # Kernels are compiled and saved, never run.
         *_each(wrapper.PythonWrapperCodegen, generate_and_run_autotune_block=choices.in_place_of_tuning),
+        *_each(triton_heuristics.CachingAutotuner, _dynamic_scale_rblock=lambda tuner: None),
         # What looks at the data of constants, which are fake here.
         *_each(graph, is_same_tensor=same_fake_tensor),
         *_each(joint_graph, UniformValueConstantFolder=folder_on_host(joint_graph.UniformValueConstantFolder)),
