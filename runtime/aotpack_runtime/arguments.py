@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from aotpack_runtime.format.index import Parameter
 from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, OVERRIDDEN, SUBCLASS, Call, Leaf, Other, TensorMeta
 from aotpack_runtime.format.tree import LEAF, Tree, flatten
 from aotpack_runtime.interfaces import overlapping
+from aotpack_runtime.record import replace
 
 _PLAIN_SCALARS = frozenset({bool, int, str, type(None)})
 

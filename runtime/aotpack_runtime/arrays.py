@@ -6,17 +6,16 @@ What comes out is what guards judge and what a launch packs. Nothing is copied, 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 from aotpack_runtime.dlpack import CUDA_DEVICES
 from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, Leaf, Other, TensorMeta
 from aotpack_runtime.interfaces import Seen, of_capsule, of_interface
+from aotpack_runtime.record import Record
 from aotpack_runtime.streams import check_stream
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(Record):
     """One argument: as guards see it, the number that is packed for it, and the stream it says it is ready on.
 
     `constant` when an argument that compares equal to it means the same. `held` is what keeps the memory alive.

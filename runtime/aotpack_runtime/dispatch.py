@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from aotpack_runtime.format.choice import Choice
@@ -24,13 +23,13 @@ from aotpack_runtime.format.guard import (
 )
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.tensor import Call, Leaf, Other, TensorMeta
+from aotpack_runtime.record import Record
 
 FEW = 16
 """Variants of one dtype and rank that are tried in turn; of more, a table of their ranges is made."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Record):
     """The variant that serves this call."""
 
     variant: Variant
@@ -39,14 +38,17 @@ class Hit:
         return f"hit: {self.variant.id}"
 
 
-@dataclass(frozen=True)
 class Miss:
     """No variant fits; `reasons` are computed when asked, one line a variant."""
 
-    call: Call
-    parameters: tuple[str, ...]
-    variants: tuple[Variant, ...]
-    skipped: tuple[tuple[str, str], ...] = ()
+    def __init__(
+        self,
+        call: Call,
+        parameters: tuple[str, ...],
+        variants: tuple[Variant, ...],
+        skipped: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self.call, self.parameters, self.variants, self.skipped = call, parameters, variants, skipped
 
     @cached_property
     def reasons(self) -> dict[str, str]:

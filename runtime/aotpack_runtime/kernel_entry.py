@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -29,6 +28,7 @@ from aotpack_runtime.format.tensor import Call, TensorMeta
 from aotpack_runtime.format.tree import LEAF
 from aotpack_runtime.kernel_arguments import Quick, compile_foreign, compile_kernel
 from aotpack_runtime.loaders import LOADERS, loader
+from aotpack_runtime.record import replace
 from aotpack_runtime.streams import check_stream, said_stream
 
 

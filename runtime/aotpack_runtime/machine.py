@@ -20,7 +20,6 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -28,13 +27,12 @@ from aotpack_runtime.drivers.probe import find_gpus
 from aotpack_runtime.format.gpu import NEWEST_CUDA, Gpu
 
 
-@dataclass(frozen=True)
 class Machine:
-    """A host as targets see it; the cached properties look when they are first asked."""
+    """A host as targets see it; the cached properties look when they are first asked. `index` is the GPU that is meant,
+    of those the driver shows."""
 
-    arch: str
-    index: int = 0
-    """The GPU that is meant, of those the driver shows."""
+    def __init__(self, arch: str, index: int = 0) -> None:
+        self.arch, self.index = arch, index
 
     @cached_property
     def devices(self) -> tuple[str, ...]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from aotpack_runtime.format.expression import Env, Expression, parse
+from aotpack_runtime.record import Record
 
 Json = Any
 Axes = Mapping[str, int | float | str | bool]
@@ -24,16 +24,14 @@ class _Chosen(Protocol):
 V = TypeVar("V", bound=_Chosen)
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Record):
     """Take variants with the axes `pick` when `when` holds (None: always) of the int arguments."""
 
     when: Expression | None
     pick: Axes
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
+class Timed(Record):
     """The fastest axes seen at one key: `sizes` by argument name, under the axes `given` (such as a dtype)."""
 
     sizes: Mapping[str, int]
@@ -41,8 +39,7 @@ class Timed:
     pick: Axes
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Record):
     """Rules are tried in order, the first whose `when` holds and whose pick fits the call wins. A table takes the row
     whose sizes are nearest to the call's (by the sum of |log2 of the ratio|, the first of two equals) among those whose
     pick fits it. Without either, or where neither helps, the first variant in file order is taken.

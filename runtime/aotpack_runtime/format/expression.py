@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
+
+from aotpack_runtime.record import Record
 
 Env = Mapping[str, int]
 Evaluate = Callable[[Env], int]
@@ -43,13 +44,12 @@ _FUNCTIONS: dict[str, tuple[Callable[..., int], int]] = {
 """Name -> what it computes, and of how many terms at most; of two at least."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
+class Expression(Record):
     """A parsed expression; equal when their canonical texts are."""
 
     text: str
-    names: frozenset[str] = field(compare=False)
-    _evaluate: Evaluate = field(compare=False, repr=False)
+    names: frozenset[str]
+    _evaluate: Evaluate
 
     def __call__(self, env: Env) -> int:
         """Value in `env`; comparisons give 0 or 1. ZeroDivisionError when a divisor is 0 there."""
