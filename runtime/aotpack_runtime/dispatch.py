@@ -10,8 +10,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from aotpack_runtime.format.choice import Choice
 from aotpack_runtime.format.guard import (
     DescriptorGuard,
     IntGuard,
@@ -24,6 +24,9 @@ from aotpack_runtime.format.guard import (
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.tensor import Call, Leaf, Other, TensorMeta
 from aotpack_runtime.record import Record
+
+if TYPE_CHECKING:
+    from aotpack_runtime.format.choice import Choice
 
 FEW = 16
 """Variants of one dtype and rank that are tried in turn; of more, a table of their ranges is made."""

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from aotpack_runtime.dispatch import Dispatcher, Hit
 from aotpack_runtime.errors import MalformedBundle
-from aotpack_runtime.format import entry_json, index_json
+from aotpack_runtime.format import index_json, sound
 from aotpack_runtime.format.codec import (
     dump_guards,
     dump_outputs,
@@ -437,8 +437,8 @@ files = st.builds(File, digests, st.integers(0, 2**40))
 def some_parameters(draw: st.DrawFn) -> tuple[Parameter, ...]:
     names = draw(st.lists(identifiers.filter(lambda name: not is_keyword(name)), max_size=3, unique=True))
     kinds = sorted(
-        draw(st.lists(st.sampled_from(entry_json.PARAMETER_KINDS), min_size=len(names), max_size=len(names))),
-        key=entry_json.PARAMETER_KINDS.index,
+        draw(st.lists(st.sampled_from(sound.PARAMETER_KINDS), min_size=len(names), max_size=len(names))),
+        key=sound.PARAMETER_KINDS.index,
     )
     found: list[Parameter] = []
     for name, wanted in zip(names, kinds, strict=True):
@@ -450,7 +450,7 @@ def some_parameters(draw: st.DrawFn) -> tuple[Parameter, ...]:
             tree = draw(some_trees(classes=False))
             default = Default(tree, tuple(draw(scalars) for _ in paths(tree, name)))
         found.append(Parameter(name, kind, default))
-    return tuple(sorted(found, key=lambda each: entry_json.PARAMETER_KINDS.index(each.kind)))
+    return tuple(sorted(found, key=lambda each: sound.PARAMETER_KINDS.index(each.kind)))
 
 
 def is_keyword(name: str) -> bool:

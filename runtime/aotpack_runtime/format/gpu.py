@@ -34,7 +34,7 @@ SHARED_BYTES = {
 """Capability -> shared memory that one block may have, static and dynamic (technical specifications per capability)."""
 SHARED_EVERYWHERE = 48 * 1024
 
-_ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+_ARCH = r"(sm|compute)_(\d+)(\d)([af]?)"
 
 
 class Gpu(Record):
@@ -63,7 +63,7 @@ class Arch(Record):
 
 def parse_arch(text: str) -> Arch:
     """ValueError when `text` is not of the form sm_90, sm_90a, sm_100f, compute_80."""
-    match = _ARCH.fullmatch(text)
+    match = re.fullmatch(_ARCH, text)
     if match is None:
         raise ValueError(f"{text[:40]!r} is not an architecture such as sm_90")
     return Arch(text, (int(match[2]), int(match[3])), match[4])

@@ -297,8 +297,8 @@ def describe(leaf: Leaf) -> str:
     return leaf.type_name if isinstance(leaf, Other) else repr(leaf)
 
 
-_DIVISIBLE = re.compile(r"(?P<size>\S+) % (?P<by>\d+) == 0")
-_EQUAL = re.compile(r"(?P<left>\S+) == (?P<right>\S+)")
+_DIVISIBLE = r"(?P<size>\S+) % (?P<by>\d+) == 0"
+_EQUAL = r"(?P<left>\S+) == (?P<right>\S+)"
 
 
 def _reject_relation(relation: Expression, env: dict[str, int]) -> str | None:
@@ -307,9 +307,9 @@ def _reject_relation(relation: Expression, env: dict[str, int]) -> str | None:
             return None
     except ZeroDivisionError:
         return f"{relation} cannot be computed: a divisor is 0"
-    if (match := _DIVISIBLE.fullmatch(relation.text)) and match["size"] in env:
+    if (match := re.fullmatch(_DIVISIBLE, relation.text)) and match["size"] in env:
         return f"{match['size']}: must be divisible by {match['by']}, got {env[match['size']]}"
-    if (match := _EQUAL.fullmatch(relation.text)) and match["left"] in env and match["right"] in env:
+    if (match := re.fullmatch(_EQUAL, relation.text)) and match["left"] in env and match["right"] in env:
         return f"{match['left']}: must equal {match['right']} = {env[match['right']]}, got {env[match['left']]}"
     seen = ", ".join(f"{name} = {env[name]}" for name in sorted(relation.names) if name in env)
     return f"{relation} does not hold: {seen}"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from aotpack_runtime.format import layout
-from aotpack_runtime.format.choice import Axes, Choice
 from aotpack_runtime.format.guard import Guards
-from aotpack_runtime.format.launch import Launch
 from aotpack_runtime.format.output import Outputs
 from aotpack_runtime.format.target import Target
 from aotpack_runtime.format.tensor import Scalar
 from aotpack_runtime.format.tree import Tree
 from aotpack_runtime.record import EMPTY, Record
+
+if TYPE_CHECKING:  # what only kernels have is not imported for models
+    from aotpack_runtime.format.choice import Axes, Choice
+    from aotpack_runtime.format.launch import Launch
 
 Json = Any
 Example = tuple[tuple[int, ...] | int | None, ...]
@@ -131,7 +133,7 @@ class Kernel(Record, kw_only=True):
     writes: tuple[str, ...]
     types: tuple[str, ...]
     operator: str = ""
-    choice: Choice = Choice()
+    choice: Choice
     recipe: KernelRecipe | None = None
 
 

@@ -10,7 +10,6 @@ A tree is nested tuples, so that two trees compare and hash as values:
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -54,6 +53,8 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
         return value
     if issubclass(kind, tuple):
         return kind(**fields)
+    import copy
+
     changed = copy.copy(value)
     for name, child in fields.items():
         object.__setattr__(changed, name, child)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aotpack_runtime.format.choice import parse_axes
 from aotpack_runtime.format.codec import dump_guards, dump_outputs, parse_guards, parse_outputs
 from aotpack_runtime.format.gpu import check_need
 from aotpack_runtime.format.index import ArtifactRef, Example, Recipe, RecipeTarget, Variant
-from aotpack_runtime.format.launch import dump_launch, parse_launch
 from aotpack_runtime.format.plain import dump_file, parse_file, text, texts
 from aotpack_runtime.format.target import Target
+from aotpack_runtime.record import EMPTY
+
+if TYPE_CHECKING:
+    from aotpack_runtime.format.choice import Axes
+    from aotpack_runtime.format.launch import Launch
 
 Json = Any
 
@@ -70,6 +73,8 @@ def dump_variant(variant: Variant) -> Json:
         record["recipe"] = dump_recipe(variant.recipe)
     if variant.launch is None:
         return record
+    from aotpack_runtime.format.launch import dump_launch
+
     return record | {"axes": dict(variant.axes), "launch": dump_launch(variant.launch)}
 
 
@@ -86,6 +91,7 @@ def parse_variant(value: Json, shared: Shared | None = None) -> Variant:
     )
     ref.members()
     is_kernel, guards = "launch" in value, value["guards"]
+    axes, launch = _parse_launched(value, shared) if is_kernel else (EMPTY, None)
     return Variant(
         id=text(value["id"]),
         point=text(value["point"]),
@@ -98,10 +104,18 @@ def parse_variant(value: Json, shared: Shared | None = None) -> Variant:
         weights=text(value["weights"]),
         constants=shared.read(value, "constants", _parse_constants),
         examples=tuple(_parse_example(item) for item in value["examples"]),
-        axes=parse_axes(value["axes"]) if "axes" in value else {},
-        launch=shared.once(value["launch"], parse_launch) if is_kernel else None,
+        axes=axes,
+        launch=launch,
         recipe=_parse_recipe(value["recipe"]) if "recipe" in value else None,
     )
+
+
+def _parse_launched(value: Json, shared: Shared) -> tuple[Axes, Launch]:
+    """What only a variant of a kernel has."""
+    from aotpack_runtime.format.choice import parse_axes
+    from aotpack_runtime.format.launch import parse_launch
+
+    return parse_axes(value["axes"]), shared.once(value["launch"], parse_launch)
 
 
 def dump_recipe(recipe: Recipe) -> Json:

@@ -11,7 +11,6 @@ import math
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from aotpack_runtime.drivers import cuda
@@ -247,7 +246,8 @@ def _on_its_device(serve: Serve, device: cuda.Device) -> Serve:
 def load(variant: Variant, files: Mapping[str, str], ordinal: int) -> KernelExecutable:
     """Load the variant's file, unless the process has, and find its kernel on a device; ArtifactError says why not."""
     (path,) = files.values()
-    data = Path(path).read_bytes()
+    with open(path, "rb") as file:
+        data = file.read()
     digest = hashlib.sha256(data).hexdigest()  # of what is there: with check="off" the index is not asked
     try:
         with _lock:
