@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from aotpack_runtime.errors import BundleError, DigestMismatch, MalformedBundle
@@ -36,10 +36,18 @@ class Bundle:
     """An opened bundle. `check`: `full` hashes every member before its first use, `index` compares sizes only,
     `off` trusts the disk."""
 
-    def __init__(self, folder: str, index: Index, digest: str, descriptors: dict[str, int], check: Check) -> None:
+    def __init__(
+        self,
+        folder: str,
+        index: Index,
+        digest: str,
+        members: Mapping[str, File],
+        descriptors: dict[str, int],
+        check: Check,
+    ) -> None:
         self.folder, self.index, self.digest, self.check = folder, index, digest, check
         self._descriptors, self._checked = descriptors, set[str]()
-        self._members = index.members()
+        self._members = members
         self._ahead: threading.Thread | None = None
 
     @property
@@ -204,7 +212,7 @@ def _open_folder(root: str, check: Check) -> Bundle:
         for opened in descriptors.values():
             os.close(opened)
         raise
-    return Bundle(root, index, digest(data), descriptors, check)
+    return Bundle(root, index, digest(data), members, descriptors, check)
 
 
 def _open_member(root: str, member: str) -> int:
