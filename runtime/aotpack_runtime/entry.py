@@ -161,9 +161,12 @@ class Entry:
     # ------------------------------------------------------------------------------------------------ a call
 
     def _remember(self, key: object, serve: Serve) -> None:
-        if len(self._memo) >= self._memo_limit:
-            self._memo.clear()
-        self._memo[key] = serve
+        self._remember_in(self._memo, key, serve)
+
+    def _remember_in(self, memo: dict[object, Serve], key: object, serve: Serve) -> None:
+        if len(memo) >= self._memo_limit:
+            memo.clear()
+        memo[key] = serve
 
     def _forget(self, variant: Variant) -> None:
         """Dispatch without `variant` from now on."""

@@ -109,6 +109,12 @@ def _chain(tests: Sequence[Callable[[int, int], bool]], operands: Sequence[Evalu
 
 
 def _variable(node: ast.expr, names: set[str]) -> Evaluate:
+    name = variable_of(node)
+    names.add(name)
+    return lambda env: env[name]
+
+
+def variable_of(node: ast.expr) -> str:
     """`n`, `x.shape[0]`, `q['a'][1].shape[0]`: one variable, named as `variable` and `tree.paths` name it."""
     name = ""
     step: ast.expr = node
@@ -122,6 +128,4 @@ def _variable(node: ast.expr, names: set[str]) -> Evaluate:
                 step, name = value, f"[{-key!r}]{name}"
             case _:
                 raise ValueError(f"{ast.unparse(node)!r} is not allowed in an expression")
-    name = step.id + name
-    names.add(name)
-    return lambda env: env[name]
+    return step.id + name

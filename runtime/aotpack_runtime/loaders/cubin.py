@@ -46,6 +46,7 @@ class KernelExecutable:
         self._plain = self.launch.cluster == (1, 1, 1) and not self.launch.cooperative and not self.launch.overlap
         self._make = self._compile()
         self._make_torch: Callable[..., Serve] | None = None
+        self._torch_cannot = False
 
     def prepare(
         self,
@@ -64,9 +65,23 @@ class KernelExecutable:
         with these numbers.
         """
         grid = tuple(extent(numbers) for extent in self.launch.grid)
+        block, shared = tuple(extent(numbers) for extent in self.launch.block), self.launch.shared(numbers)
+        return self.sized((*grid, *block, shared), arguments, stream=stream, tick=tick, through_torch=through_torch)
+
+    def sized(
+        self,
+        sizes: Sequence[int],
+        arguments: Sequence[tuple[TensorMeta | None, Any]] = (),
+        *,
+        stream: Callable[[int], int],
+        tick: Callable[[], object],
+        through_torch: bool,
+    ) -> Serve:
+        """The same for the values of grid, block and shared memory. `arguments` are looked at where tensors are passed
+        by descriptor."""
+        grid, block, shared = sizes[:3], sizes[3:6], sizes[6]
         if 0 in grid:
             return _nothing_to_launch(tick)
-        block, shared = tuple(extent(numbers) for extent in self.launch.block), self.launch.shared(numbers)
         try:
             self._function.allow_shared(shared)
             send = cuda.launch if self._plain else self._sender(grid, block, shared)
@@ -88,11 +103,14 @@ class KernelExecutable:
         tick: Callable[[], object],
     ) -> Serve:
         """The same launch by torch's launcher; `otherwise` where it cannot, and for what it refuses."""
-        torch_launch = loader(TORCH_LAUNCH)
-        launch, types = torch_launch.launcher(), torch_launch.types(self.launch)
-        if launch is None or types is None or not torch_launch.takes(grid, block):
+        if self._torch_cannot:
             return otherwise
+        torch_launch = loader(TORCH_LAUNCH)
         if self._make_torch is None:
+            launch, types = torch_launch.launcher(), torch_launch.types(self.launch)
+            if launch is None or types is None:
+                self._torch_cannot = True
+                return otherwise
             leaves = [p.leaf if isinstance(p, Slot) else None for p in self.launch.parameters]
             text = _TORCH_TEXT.format(
                 values=", ".join(f"a{leaf}" for leaf in range(len(self.variant.guards.leaves))),
@@ -102,6 +120,8 @@ class KernelExecutable:
             scope: dict[str, Any] = {"_function": int(self._function.handle), "_types": types, "_launch": launch}
             exec(compile(text, f"<aotpack kernel {self.variant.artifact.digest[:12]}>", "exec"), scope)  # noqa: S102
             self._make_torch = scope["make"]
+        if not torch_launch.takes(grid, block):
+            return otherwise
         made: Serve = self._make_torch(otherwise, stream, tick, *grid, block[0] // 32, shared)
         return made
 
