@@ -29,6 +29,7 @@ from aotpack_runtime.format.codec import (
     parse_scalar,
 )
 from aotpack_runtime.format.expression import Expression, parse, variable
+from aotpack_runtime.format.expression_source import SCOPE, source
 from aotpack_runtime.format.fingerprint import canonical, changed, fingerprint
 from aotpack_runtime.format.guard import Guards, IntGuard, Range, TensorGuard, ValueGuard, identity
 from aotpack_runtime.format.index import (
@@ -107,6 +108,15 @@ def test_an_expression_has_the_value_that_python_gives_it(text: str) -> None:
     found = parse(text)
     assert outcome(lambda: found(NAMES)) == outcome(lambda: eval(text, dict(SPACE)))  # noqa: S307 - made by us, above
     assert found.names <= NAMES.keys()
+
+
+@given(expressions)
+def test_the_source_of_an_expression_has_its_value(text: str) -> None:
+    found = parse(text)
+    local = {name: f"n{place}" for place, name in enumerate(NAMES)}
+    values = {local[name]: value for name, value in NAMES.items()}
+    written = source(found, local)
+    assert outcome(lambda: eval(written, dict(SCOPE), values)) == outcome(lambda: found(NAMES))  # noqa: S307
 
 
 @given(expressions)
