@@ -22,6 +22,9 @@ Json = Any
 SHARED = ("target", "outputs", "constants")
 """Fields of a variant that an index writes as a number, of the place under `shared` where their value stands."""
 
+SHARED_BY_KERNELS = (*SHARED, "guards", "launch")
+"""The same of a variant of a kernel: those of several architectures and configs are called and launched alike."""
+
 
 class Shared:
     """What variants have in common, each value read once for each field that it stands for."""
@@ -35,7 +38,7 @@ class Shared:
         """The field `name` of a variant's record, which holds the value or the number of its place."""
         value = record[name]
         if type(value) is not int:
-            return parse_field(value)
+            return self.once(value, parse_field) if name in ("guards", "launch") else parse_field(value)
         known = self._read.get((name, value))
         if known is None:
             if not 0 <= value < len(self._values):
@@ -90,7 +93,7 @@ def parse_variant(value: Json, shared: Shared | None = None) -> Variant:
         files={name: parse_file(file) for name, file in artifact["files"].items()},
     )
     ref.members()
-    is_kernel, guards = "launch" in value, value["guards"]
+    is_kernel = "launch" in value
     axes, launch = _parse_launched(value, shared) if is_kernel else (EMPTY, None)
     return Variant(
         id=text(value["id"]),
@@ -98,8 +101,8 @@ def parse_variant(value: Json, shared: Shared | None = None) -> Variant:
         tier=value["tier"],
         target=shared.read(value, "target", _parse_target),
         artifact=ref,
-        # Kernels of several architectures are launched alike; each variant of a model has sizes of its own.
-        guards=shared.once(guards, parse_guards) if is_kernel else parse_guards(guards),
+        # Each variant of a model has sizes of its own.
+        guards=shared.read(value, "guards", parse_guards) if is_kernel else parse_guards(value["guards"]),
         outputs=shared.read(value, "outputs", parse_outputs),
         weights=text(value["weights"]),
         constants=shared.read(value, "constants", _parse_constants),
@@ -115,7 +118,7 @@ def _parse_launched(value: Json, shared: Shared) -> tuple[Axes, Launch]:
     from aotpack_runtime.format.choice import parse_axes
     from aotpack_runtime.format.launch import parse_launch
 
-    return parse_axes(value["axes"]), shared.once(value["launch"], parse_launch)
+    return parse_axes(value["axes"]), shared.read(value, "launch", parse_launch)
 
 
 def dump_recipe(recipe: Recipe) -> Json:
