@@ -4,7 +4,7 @@
 
 The driver and torch's tensors are the tests' stand-ins (`tests/support`), and a launch does nothing: what is measured
 is ours alone. `add` has two variants (aligned or not), `rmsnorm` twelve for each dtype and a table of
-choices. Microseconds are the least of nine rounds; `full` is a call whose kind is forgotten before it.
+choices. Microseconds are the least of many short rounds; `full` is a call whose kind is forgotten before it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.support.kernels import (
     write_kernels,
 )
 
-CALLS, ROUNDS = 500, 9
+CALLS, ROUNDS = 50, 101
 A, B, C = 1 << 20, 2 << 20, 3 << 20
 
 

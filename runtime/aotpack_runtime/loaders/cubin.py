@@ -44,6 +44,9 @@ class KernelExecutable:
         # Parameter blocks that no launch is using: each launch takes one, so that threads do not share.
         self._free: list[cuda.Block] = []
         self._plain = self.launch.cluster == (1, 1, 1) and not self.launch.cooperative and not self.launch.overlap
+        plain = all(isinstance(parameter, Slot) for parameter in self.launch.parameters)
+        self._values: list[int | bytes] = [0] * len(self.launch.parameters) if plain else []
+        """What `_fixed` gives where no parameter is more than the value of an argument."""
         self._make = self._compile()
         self._make_torch: Callable[..., Serve] | None = None
         self._torch_cannot = False
@@ -85,7 +88,7 @@ class KernelExecutable:
         try:
             self._function.allow_shared(shared)
             send = cuda.launch if self._plain else self._sender(grid, block, shared)
-            fixed = [self._fixed(parameter, arguments) for parameter in self.launch.parameters]
+            fixed = self._values or [self._fixed(parameter, arguments) for parameter in self.launch.parameters]
         except cuda.DriverError as error:
             raise LaunchRefused(self.variant.id, error.message) from error
         serve: Serve = self._make(send, stream, tick, *grid, *block, shared, *fixed)
