@@ -148,6 +148,14 @@ def test_a_grid_without_blocks_launches_nothing(driver: FakeDriver, serve: Serve
     assert entry.counts()["hits"] == 3
 
 
+def test_a_grid_without_blocks_needs_no_block_size(driver: FakeDriver, serve: Serve) -> None:
+    entry = serve(driver, kernel_entry([variant("k", integer("n"), block=["64 // n"])], "Tensor int int"))
+    for n in (1, 2, 0, 0):
+        entry(Array(P), n, 0)
+    assert [one.block[0] for one in driver.seen] == [64, 32]
+    assert entry.counts()["hits"] == 4
+
+
 def test_the_choice_is_that_of_a_full_judgement(driver: FakeDriver, serve: Serve, judgements: list[object]) -> None:
     rows = [{"sizes": {"n": size}, "given": {}, "pick": {"B": pick}} for size, pick in ((64, 1), (1024, 2), (4096, 3))]
     choice = {"tables": {"sm_90": rows}, "rules": [{"when": "m // n > 1", "pick": {"B": 3}}]}

@@ -68,6 +68,8 @@ class KernelExecutable:
         with these numbers.
         """
         grid = tuple(extent(numbers) for extent in self.launch.grid)
+        if 0 in grid:
+            return _nothing_to_launch(tick)
         block, shared = tuple(extent(numbers) for extent in self.launch.block), self.launch.shared(numbers)
         return self.sized((*grid, *block, shared), arguments, stream=stream, tick=tick, through_torch=through_torch)
 
