@@ -5,7 +5,7 @@
 
 Every sample is a fresh process; modes take turns, and each result is compared with eager's. Times count from before the
 process is started. `compile` runs once before, to fill its caches. Figures are medians; `of_import_torch` and the like
-are ratios of them.
+are ratios of them. `cpu_s` is the main thread's CPU time of each phase, for machines that have other work.
 
     arrays          the bundle, without torch: arrays in, arrays out
     torch           the bundle, with torch's tensors
@@ -92,11 +92,15 @@ def measure(options: argparse.Namespace) -> Json:
 
 def summary(samples: list[Json]) -> Json:
     """Medians of one mode's samples."""
-    phases = {name: round(median(one["phases_s"][name] for one in samples), 4) for name in samples[0]["phases_s"]}
+    phases, cpu = (
+        {name: round(median(one[kind][name] for one in samples), 4) for name in samples[0].get(kind, ())}
+        for kind in ("phases_s", "cpu_s")
+    )
     found = {
         "total_s": round(median(one["total_s"] for one in samples), 4),
         "samples_s": [round(one["total_s"], 4) for one in samples],
         "phases_s": phases,
+        **({"cpu_s": cpu} if cpu else {}),
         "rss_mb": round(median(one["rss_mb"] for one in samples), 1),
     }
     if "steady_ms" in samples[0]:
@@ -167,12 +171,13 @@ def run_client(job: Json) -> Json:
 def child(job: Json) -> None:
     """One sample of a mode, printed as JSON."""
     phases: dict[str, float] = {}
-    last = job["began"]
+    cpu: dict[str, float] = {}
+    last, spent = job["began"], 0.0
 
     def lap(name: str) -> None:
-        nonlocal last
-        now = time.monotonic()
-        phases[name], last = now - last, now
+        nonlocal last, spent
+        now, used = time.monotonic(), time.thread_time()
+        phases[name], cpu[name], last, spent = now - last, used - spent, now, used
 
     lap("interpreter")
     if job["mode"] == "prepare":
@@ -182,7 +187,7 @@ def child(job: Json) -> None:
     call = WAYS[job["mode"]](job, lap)
     results = call() if call else []
     lap("first_call")
-    found = {"total_s": sum(phases.values()), "phases_s": phases, "rss_mb": resident_mb()}
+    found = {"total_s": sum(phases.values()), "phases_s": phases, "cpu_s": cpu, "rss_mb": resident_mb()}
     if call:
         found["error"] = error_of(results, job)
         times = []

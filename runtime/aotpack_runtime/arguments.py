@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
-from aotpack_runtime.format.index import Parameter
+from aotpack_runtime.format.guard import TensorGuard
+from aotpack_runtime.format.index import Entry, Parameter, Variant
 from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, OVERRIDDEN, SUBCLASS, Call, Leaf, Other, TensorMeta
 from aotpack_runtime.format.tree import LEAF, Tree, flatten
 from aotpack_runtime.interfaces import overlapping
+from aotpack_runtime.record import replace
 
 _PLAIN_SCALARS = frozenset({bool, int, str, type(None)})
 
@@ -288,3 +289,14 @@ def flatten_all(values: Sequence[object]) -> tuple[tuple[Tree, ...], list[object
     """Trees of all parameters, and their leaves in order."""
     leaves: list[object] = []
     return tuple(flatten(value, leaves) for value in values), leaves
+
+
+def leaf_kinds_of(record: Entry, variants: Sequence[Variant]) -> tuple[str, ...] | None:
+    """For each parameter what variants expect: "tensor", "scalar" or "mixed"; None when any takes containers."""
+    seen: list[set[bool]] = [set() for _ in record.parameters]
+    for variant in variants:
+        if any(tree != LEAF for tree in variant.guards.trees):
+            return None
+        for kinds, guard in zip(seen, variant.guards.leaves, strict=True):
+            kinds.add(isinstance(guard, TensorGuard))
+    return tuple("mixed" if len(kinds) != 1 else "tensor" if True in kinds else "scalar" for kinds in seen)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from aotpack_runtime.arguments import leaf_key, signature_text
@@ -16,6 +15,7 @@ from aotpack_runtime.format.index import Parameter
 from aotpack_runtime.format.tensor import Call, Leaf, Other, TensorMeta
 from aotpack_runtime.format.tree import Tree
 from aotpack_runtime.host_arrays import Given
+from aotpack_runtime.record import replace
 
 _PLAIN = frozenset({bool, int, str, type(None), float, complex})
 _ARRAY_KEY = "{0}.__class__, {0}.dtype, {0}.shape, {0}.strides"

@@ -6,14 +6,13 @@ beside it, over the same weights and state: torch is imported then, which `statu
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
 from ctypes import c_void_p
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aotpack_runtime.arguments import compile_entry, flatten_all
+from aotpack_runtime.arguments import compile_entry, flatten_all, leaf_kinds_of
 from aotpack_runtime.array import Array
 from aotpack_runtime.array_arguments import (
     compile_array_entry,
@@ -27,16 +26,16 @@ from aotpack_runtime.bundle import Bundle
 from aotpack_runtime.dispatch import Dispatcher, Hit, Miss
 from aotpack_runtime.entry import Entry
 from aotpack_runtime.errors import ArtifactError, GuardMiss, MissingDependency
-from aotpack_runtime.fallbacks.source import split_arguments
 from aotpack_runtime.format import index
 from aotpack_runtime.format.guard import TensorGuard
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.tree import map_leaves
 from aotpack_runtime.host_arrays import Given, read_array, sharing
 from aotpack_runtime.loaders import AOTI_ARRAYS, ARRAY_INPUTS, CROSSING, LIBRARY_MEMORY, loader
-from aotpack_runtime.torch_entry import TorchEntry, leaf_kinds_of
+from aotpack_runtime.logs import logger
 
-log = logging.getLogger("aotpack.load")
+if TYPE_CHECKING:  # opened for what this door cannot serve
+    from aotpack_runtime.torch_entry import TorchEntry
 
 
 class ArrayEntry(Entry):
@@ -191,7 +190,7 @@ class ArrayEntry(Entry):
                 files, weights = self._bundle.files(variant), self.weights(variant.weights)
                 self._executables[variant.id] = module.load(variant, files, weights)
             except (ArtifactError, MissingDependency) as error:
-                log.info("%s is served through torch: %s", variant.id, error)
+                logger("load").info("%s is served through torch: %s", variant.id, error)
                 self._reasons_for_torch[variant.id] = str(error)
                 return False
         return True
@@ -236,7 +235,9 @@ class ArrayEntry(Entry):
                     beside = self._make_beside()
                     if not there:
                         self._import_s = time.perf_counter() - start
-                        log.warning("%s: torch was imported (%.2f s): %s", self.record.name, self._import_s, reason)
+                        logger("load").warning(
+                            "%s: torch was imported (%.2f s): %s", self.record.name, self._import_s, reason
+                        )
                     self._reasons_for_torch.setdefault("", reason)
                     self._beside = beside
         return self._beside
@@ -245,6 +246,8 @@ class ArrayEntry(Entry):
         """The call with torch's tensors over the same memory, and its result as arrays of the caller's kind again."""
         beside = self._torch(reason)
         crossing = loader(CROSSING)
+        from aotpack_runtime.fallbacks.source import split_arguments
+
         args, kwargs = split_arguments(self.record.parameters, values)
         _, leaves = flatten_all(values)
         if is_torch(leaves):

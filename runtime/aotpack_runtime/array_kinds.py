@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from aotpack_runtime.array import Array, byte_strides
 from aotpack_runtime.format.tensor import ITEMSIZE_BYTES, contiguous_strides, same_layout
 from aotpack_runtime.host_arrays import read_array
+from aotpack_runtime.record import Record
 
 Wrap = Callable[[int, Any], Any]
 """(address, what keeps the memory alive, a buffer where there are elements) -> an array."""
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(Record):
     """What a result is like: `strides` count bytes."""
 
     dtype: str

@@ -6,17 +6,17 @@ What comes out is what guards judge and what a launch packs. Nothing is copied, 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aotpack_runtime.dlpack import CUDA_DEVICES
 from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, Leaf, Other, TensorMeta
 from aotpack_runtime.interfaces import Seen, of_capsule, of_interface
-from aotpack_runtime.streams import check_stream
+from aotpack_runtime.record import Record
+from aotpack_runtime.streams import check_stream, said_stream
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(Record):
     """One argument: as guards see it, the number that is packed for it, and the stream it says it is ready on.
 
     `constant` when an argument that compares equal to it means the same. `held` is what keeps the memory alive.
@@ -118,3 +118,29 @@ def _of_dlpack(array: Any, stream: int) -> Argument:
 
 def _meta(seen: Seen, device: str) -> TensorMeta:
     return TensorMeta(seen.dtype, device, seen.shape, seen.strides, seen.address % ALIGNMENT_BYTES, seen.odd)
+
+
+def is_on_gpu(argument: Argument) -> bool:
+    """Is it a tensor in the memory of a GPU?"""
+    return isinstance(argument.leaf, TensorMeta) and argument.leaf.device.startswith("cuda")
+
+
+def stream_of(arguments: Sequence[Argument]) -> int:
+    """torch's current stream where a tensor of torch is among them; else as `streams` says."""
+    for argument in arguments:
+        if argument.is_torch and is_on_gpu(argument):
+            ordinal = int(str(argument.leaf.device).partition(":")[2])  # type: ignore[union-attr]
+            return int(torch_stream()(ordinal))
+    said = said_stream()
+    if said is not None:
+        return said
+    return next((argument.stream for argument in arguments if argument.stream is not None), 0)
+
+
+def torch_stream() -> Callable[[int], int]:
+    """What gives the handle of torch's current stream on a GPU."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return lambda ordinal: said_stream() or 0
+    found: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+    return found

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 
-@dataclass(slots=True)
 class Counter:
     """`tick()` adds one; `value` reads without adding."""
 
-    _count: itertools.count[int] = field(default_factory=itertools.count)
-    tick: Callable[[], int] = field(init=False)
+    __slots__ = ("_count", "tick")
 
-    def __post_init__(self) -> None:
-        self.tick = self._count.__next__
+    def __init__(self) -> None:
+        self._count = itertools.count()
+        self.tick: Callable[[], int] = self._count.__next__
 
     @property
     def value(self) -> int:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from aotpack_runtime.format.choice import Choice
 from aotpack_runtime.format.guard import (
     DescriptorGuard,
     IntGuard,
@@ -24,13 +23,16 @@ from aotpack_runtime.format.guard import (
 )
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.tensor import Call, Leaf, Other, TensorMeta
+from aotpack_runtime.record import Record
+
+if TYPE_CHECKING:
+    from aotpack_runtime.format.choice import Choice, Preference
 
 FEW = 16
 """Variants of one dtype and rank that are tried in turn; of more, a table of their ranges is made."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Record):
     """The variant that serves this call."""
 
     variant: Variant
@@ -39,14 +41,17 @@ class Hit:
         return f"hit: {self.variant.id}"
 
 
-@dataclass(frozen=True)
 class Miss:
     """No variant fits; `reasons` are computed when asked, one line a variant."""
 
-    call: Call
-    parameters: tuple[str, ...]
-    variants: tuple[Variant, ...]
-    skipped: tuple[tuple[str, str], ...] = ()
+    def __init__(
+        self,
+        call: Call,
+        parameters: tuple[str, ...],
+        variants: tuple[Variant, ...],
+        skipped: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self.call, self.parameters, self.variants, self.skipped = call, parameters, variants, skipped
 
     @cached_property
     def reasons(self) -> dict[str, str]:
@@ -165,27 +170,43 @@ class KernelDispatcher(Dispatcher):
         super().__init__(parameters, (), skipped)
         self.variants, self._choice, self._capability = tuple(variants), choice, capability
         self._dtypes = [tuple(map(_guard_dtype, variant.guards.leaves)) for variant in self.variants]
-        self._groups: dict[Hashable, list[Variant]] = {}
+        self._groups: dict[Hashable, tuple[list[Variant], Preference]] = {}
 
     def choose(self, call: Call, refused: Mapping[str, str] = {}) -> Hit | Miss:
         """The best variant of those whose guards all hold and that are not `refused` (with a reason each)."""
-        seen = tuple(leaf.dtype if isinstance(leaf, TensorMeta) else None for leaf in call.leaves)
-        group = self._groups.get(seen)
-        if group is None:
-            pairs = zip(self.variants, self._dtypes, strict=True)
-            group = self._groups[seen] = [variant for variant, wanted in pairs if _covers(wanted, seen)]
+        group, preference = self._group(call)
         fits = [
-            variant
-            for variant in group
+            place
+            for place, variant in enumerate(group)
             if variant.id not in refused and variant.guards.reject(call, self.parameters) is None
         ]
         if not fits:
             return Miss(call, self.parameters, self.variants, (*refused.items(), *self.skipped))
-        return Hit(self._choice.pick(fits, self._numbers(call), self._capability))
+        return Hit(group[preference.best(fits, self._numbers(call))])
+
+    def alike(self, call: Call) -> tuple[list[Variant], Preference]:
+        """The variants that calls may hit which differ from `call` in their ints alone, and what chooses among them."""
+        group, _ = self._group(call)
+        found = [variant for variant in group if all(map(_takes_but_for_ints, variant.guards.leaves, call.leaves))]
+        return found, self._choice.among(found, self._capability)
+
+    def _group(self, call: Call) -> tuple[list[Variant], Preference]:
+        """The variants for the dtypes of `call`."""
+        seen = tuple(leaf.dtype if isinstance(leaf, TensorMeta) else None for leaf in call.leaves)
+        found = self._groups.get(seen)
+        if found is None:
+            pairs = zip(self.variants, self._dtypes, strict=True)
+            group = [variant for variant, wanted in pairs if _covers(wanted, seen)]
+            found = self._groups[seen] = (group, self._choice.among(group, self._capability))
+        return found
 
     def _numbers(self, call: Call) -> dict[str, int]:
         pairs = zip(self.parameters, call.leaves, strict=True)
         return {name: leaf for name, leaf in pairs if isinstance(leaf, int)}
+
+
+def _takes_but_for_ints(guard: LeafGuard, leaf: Leaf) -> bool:
+    return isinstance(guard, IntGuard | ValueGuard) or guard.reject(leaf, {}) is None
 
 
 def _guard_dtype(guard: LeafGuard) -> str | None:

@@ -5,7 +5,6 @@ What models and kernels share stands here; `torch_entry` and `kernel_entry` know
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +18,6 @@ from aotpack_runtime.errors import AotpackError, GuardMiss, SessionClosed
 from aotpack_runtime.fallbacks import Prepared
 from aotpack_runtime.format import index
 from aotpack_runtime.format.index import Variant
-
-log = logging.getLogger("aotpack.dispatch")
 
 MEMO_LIMIT = 4096
 """Judged calls remembered for an entry (or four for each variant, if that is more); then the memo starts again."""
@@ -108,12 +105,16 @@ class Entry:
         """Load a variant now rather than at its first call."""
         raise NotImplementedError
 
+    def run_example(self, variant: Variant) -> None:
+        """Run a variant of a model once with made-up inputs."""
+        raise NotImplementedError
+
     def set_aside(self, variant: Variant, error: AotpackError) -> None:
         """A variant that does not load is skipped from now on, with its reason: a bundle is an advisory artifact."""
         with self._lock:
             if variant.id in dict(self._skipped):
                 return
-            log.warning("%s does not load and is skipped: %s", variant.id, error)
+            logs.logger("dispatch").warning("%s does not load and is skipped: %s", variant.id, error)
             self._skipped.append((variant.id, f"does not load: {error}"))
             self._forget(variant)
         if self._watch is not None:
@@ -160,9 +161,12 @@ class Entry:
     # ------------------------------------------------------------------------------------------------ a call
 
     def _remember(self, key: object, serve: Serve) -> None:
-        if len(self._memo) >= self._memo_limit:
-            self._memo.clear()
-        self._memo[key] = serve
+        self._remember_in(self._memo, key, serve)
+
+    def _remember_in(self, memo: dict[object, Serve], key: object, serve: Serve) -> None:
+        if len(memo) >= self._memo_limit:
+            memo.clear()
+        memo[key] = serve
 
     def _forget(self, variant: Variant) -> None:
         """Dispatch without `variant` from now on."""
@@ -173,10 +177,10 @@ class Entry:
         said in place of the entry's last words."""
         category = _category(miss)
         self._reasons[category] += 1
-        if logs.guards.isEnabledFor(logging.INFO):
+        if logs.logger("guards").isEnabledFor(logs.INFO):
             reason = miss.call.state[0] if miss.call.state else miss.last_reason() or "no variants"
             logs.guard_failed(self.record.name, reason, self._reasons[category])
-        log.debug("%s: %s", self.record.name, miss)
+        logs.logger("dispatch").debug("%s: %s", self.record.name, miss)
         way = self._way(miss, values)
         if not isinstance(way, str):
             return way.serve if self._watch is None else self._watch.watched(miss, way), way.remember

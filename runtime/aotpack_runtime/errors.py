@@ -26,7 +26,8 @@ AotpackError                 message, hint
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from aotpack_runtime.record import Record
 
 
 class AotpackError(Exception):
@@ -158,8 +159,7 @@ class SessionClosed(AotpackError):
     """The session was closed; load the bundle again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Record):
     """One thing wrong in a text file, at its place; line and column count from 1."""
 
     file: str

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from aotpack_runtime.array import Array, address_of, byte_strides
@@ -16,6 +15,7 @@ from aotpack_runtime.dlpack import CUDA_DEVICES
 from aotpack_runtime.drivers.probe import device_of_address
 from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, ITEMSIZE_BYTES, TensorMeta, contiguous_strides
 from aotpack_runtime.interfaces import Seen, of_capsule, of_interface, overlapping
+from aotpack_runtime.record import Record
 from aotpack_runtime.streams import check_stream, said_stream
 
 _FORMATS = {
@@ -26,8 +26,7 @@ _FORMATS = {
 """Formats of Python's buffers -> torch's dtypes (struct module; Z is NumPy's word for complex)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(Record):
     """One array of a call: as guards see it, its memory (None where no compiled code may see it), and the CUDA stream
     on which it says that it is being made."""
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from aotpack_runtime import dlpack
 from aotpack_runtime.format.tensor import ITEMSIZE_BYTES, contiguous_strides
+from aotpack_runtime.record import Record
 
 _TYPES = {"f": "float", "i": "int", "u": "uint", "b": "bool", "c": "complex"}
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Record):
     """An array as numbers. `strides` count elements; `odd` says why no compiled code may see it, "" when it may."""
 
     address: int

@@ -25,13 +25,16 @@ def compile_kernel(
     aligned: Sequence[tuple[bool, ...]],
     *,
     memo: dict[Any, Any],
+    unseen: Callable[[Any], object],
     slow: Callable[[Any, tuple[object, ...]], object],
 ) -> Callable[..., object]:
-    """A function with the entry's signature that answers judged calls of torch's tensors from `memo`.
+    """A function with the entry's signature that answers judged calls of torch's tensors from `memo`, those with other
+    numbers by what `unseen` makes of their key, and all else by `slow`.
 
-    A key holds all that guards and launches look at: of a tensor its dtype and device, and where a variant asks its
-    alignment, or (of what is passed by descriptor) its address, shape and strides; of an int its value; of floats and
-    bools their type. Its text holds parameter names that `format.index` checked, and nothing else from the bundle.
+    A key begins with the int arguments in their order. It holds all that guards and launches look at: of a tensor its
+    dtype and device, and where a variant asks its alignment, or (of what is passed by descriptor) its address, shape
+    and strides; of an int its value; of floats and bools their type. Its text holds parameter names that `format.index`
+    checked, and nothing else from the bundle.
     """
     assert record.kernel is not None
     names, kinds = record.parameter_names, record.kernel.types
@@ -42,18 +45,18 @@ def compile_kernel(
     ]  # fmt: skip
     first = [f"        __a{n} = {name}.data_ptr()" for n, (name, kind) in enumerate(zip(names, kinds, strict=True))
              if kind == "Tensor"]  # fmt: skip
-    key: list[str] = []
+    key = int_parameters(record)
     for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
         if kind == "Tensor":
             key.append(f"{name}.dtype, {name}.get_device(), {name}.is_neg()")
             key += [f"{name}.is_conj()"] if may_be_complex[place] else []
             key += [f"__a{place}, {name}.shape, {name}.stride()"] if described[place] else []
         else:
-            key.append(_number_key(name, kind))
+            key.append(f"{name}.__class__")
     key += _alignment_keys(described, aligned)
     # Address 0 is of an empty tensor, or of a class that has no memory of its own: that is judged each time.
     addresses = [f"__a{place}" for place, kind in enumerate(kinds) if kind == "Tensor"]
-    known = f" if {' and '.join(addresses)} else None" if addresses else ""
+    there = f" if {' and '.join(addresses)} else None" if addresses else ""
     passed = [_passed(place, names[place], kind) for place, kind in enumerate(kinds)]
     arguments = ", ".join(names) + ("," if len(names) == 1 else "")
     text = "\n".join(
@@ -62,9 +65,9 @@ def compile_kernel(
             "    try:",
             *first,
             f"        __key = ({', '.join(key)},)" if key else "        __key = ()",
-            f"        __serve = __memo[__key]{known}",
+            f"        __serve = __memo[__key]{there}",
             "    except __KeyError:",
-            "        __serve = None",
+            f"        __serve = __unseen(__key){there}",
             "    except __Error:  # no tensor of torch",
             "        __key = __serve = None",
             "    if __serve is None:",
@@ -72,7 +75,13 @@ def compile_kernel(
             f"    return __serve({', '.join(passed)})",
         ]
     )
-    scope: dict[str, Any] = {"__memo": memo, "__slow": slow, "__KeyError": KeyError, "__Error": Exception}
+    scope: dict[str, Any] = {
+        "__memo": memo,
+        "__unseen": unseen,
+        "__slow": slow,
+        "__KeyError": KeyError,
+        "__Error": Exception,
+    }
     exec(compile(text, "<aotpack kernel entry>", "exec"), scope)  # noqa: S102 - see the docstring
     function: Callable[..., object] = scope["launch"]
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -89,10 +98,10 @@ def compile_foreign(
     """
     assert record.kernel is not None
     names, kinds = record.parameter_names, record.kernel.types
-    lines, key, streams = [], ["'array interface'"], []
+    lines, key, streams = [], [*int_parameters(record), "'array interface'"], []
     for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
         if kind != "Tensor":
-            key.append(_number_key(name, kind))
+            key.append(f"{name}.__class__")
             continue
         lines += [
             f"    __i{place} = {name}.__cuda_array_interface__",
@@ -124,8 +133,11 @@ def _passed(place: int, name: str, kind: str) -> str:
     return f"__a{place}" if kind == "Tensor" else f"bool({name})" if kind == "bool" else name
 
 
-def _number_key(name: str, kind: str) -> str:
-    return f"{name}, {name}.__class__" if kind == "int" else f"{name}.__class__"
+def int_parameters(record: index.Entry) -> list[str]:
+    """Names of the int parameters, with whose values keys begin."""
+    assert record.kernel is not None
+    pairs = zip(record.parameter_names, record.kernel.types, strict=True)
+    return [name for name, kind in pairs if kind == "int"]
 
 
 def _alignment_keys(described: Sequence[bool], aligned: Sequence[tuple[bool, ...]]) -> list[str]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
-from aotpack_runtime.arrays import Argument, read_argument
+from aotpack_runtime.arrays import Argument, is_on_gpu, read_argument, stream_of, torch_stream
 from aotpack_runtime.assemble import Serve
 from aotpack_runtime.bundle import Bundle
 from aotpack_runtime.dispatch import Hit, KernelDispatcher, Miss
@@ -27,8 +27,10 @@ from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.target import Machine
 from aotpack_runtime.format.tensor import Call, TensorMeta
 from aotpack_runtime.format.tree import LEAF
-from aotpack_runtime.kernel_arguments import Quick, compile_foreign, compile_kernel
+from aotpack_runtime.kernel_arguments import Quick, compile_foreign, compile_kernel, int_parameters
+from aotpack_runtime.kernel_numbers import Kinds, Numbers
 from aotpack_runtime.loaders import LOADERS, loader
+from aotpack_runtime.record import replace
 from aotpack_runtime.streams import check_stream, said_stream
 
 
@@ -74,9 +76,14 @@ class KernelEntry(Entry):
         # With several GPUs the driver has to be asked where each array is.
         quick = len(self._machine.gpus) == 1 and not any(self._described)
         self._foreign = compile_foreign(record, aligned) if quick else None
-        self._bind = compile_kernel(record, self._described, aligned, memo={}, slow=lambda key, values: values)
-        self._memo = {}  # keys are of another make now; a call that is being judged remembers in the old one
-        self._install(compile_kernel(record, self._described, aligned, memo=self._memo, slow=self._call))
+        self._bind = compile_kernel(
+            record, self._described, aligned, memo={}, unseen=lambda key: None, slow=lambda key, values: values
+        )
+        # Keys are of another make now; a call that is being judged remembers in the old ones.
+        memo = self._memo = {}
+        self._kinds = Kinds(len(int_parameters(record)), partial(self._remember_in, memo))
+        unseen = self._kinds.serve
+        self._install(compile_kernel(record, self._described, aligned, memo=memo, unseen=unseen, slow=self._call))
 
     @property
     def operator(self) -> str:
@@ -140,6 +147,7 @@ class KernelEntry(Entry):
         with self._lock:
             self._aside.setdefault(place, {})[variant.id] = f"does not load: {error}"
             self._dispatchers.pop(place, None)
+            self._kinds.clear()
 
     def reject(self, variant: Variant, values: Mapping[str, Any]) -> str | None:
         """Why `variant` does not take the arguments `values`, None when it does."""
@@ -158,7 +166,7 @@ class KernelEntry(Entry):
         numbers = [argument.value for argument in arguments]
 
         def launch() -> object:
-            self._streams.handle = _stream_of(arguments)
+            self._streams.handle = stream_of(arguments)
             return serve(*numbers)
 
         return launch
@@ -173,7 +181,7 @@ class KernelEntry(Entry):
         """A call that the memo did not answer. `key` is that of torch's tensors, None where the fast way has none."""
         quick = self._read_quickly(values) if key is None else None
         if quick is not None:
-            known = self._memo.get(quick.key)
+            known = self._memo.get(quick.key) or self._kinds.serve(quick.key)
             if known is not None:
                 said = said_stream()
                 self._streams.handle = said if said is not None else quick.stream or 0
@@ -184,20 +192,39 @@ class KernelEntry(Entry):
             key = None
         foreign = key is None
         if foreign:
-            key, self._streams.handle = self._foreign_key(arguments), _stream_of(arguments)
+            key, self._streams.handle = self._foreign_key(arguments), stream_of(arguments)
             known = self._memo.get(key)
             if known is not None:
                 return known(*numbers)
         ordinal, call = self._describe(arguments)
-        memo = self._memo
+        memo, kinds = self._memo, self._kinds
         serve, remember = self._judge(ordinal, call, arguments, tuple(values), foreign=foreign)
         if not remember:
             return serve(*values)
         if memo is self._memo and all(argument.constant for argument in arguments):
             self._remember(key, serve)
+            plain: Any = key if not foreign else None
             if quick is not None and not any(argument.is_torch for argument in arguments):
-                self._remember(quick.key, serve)
+                plain = quick.key
+                self._remember(plain, serve)
+            if plain is not None and not any(self._described):
+                kinds.judged(plain, lambda: self._numbers(ordinal, call, foreign=foreign))
         return serve(*numbers)
+
+    def _numbers(self, ordinal: int, call: Call, *, foreign: bool) -> Numbers | None:
+        """What serves calls that differ from this one in their ints alone; None where each is to be judged in full."""
+        variants, preference = self._dispatcher(ordinal).alike(call)
+        if self.policy == "jit" and any(variant.artifact.kind == "ptx" for variant in variants):
+            return None  # whoever is served by what the driver compiled is watched
+        how = self._ways(foreign=foreign)
+
+        def launcher(variant: Variant) -> Callable[[Sequence[int]], Serve]:
+            return partial(self._executable(variant, ordinal).sized, tick=self.counter(variant.id), **how)
+
+        try:
+            return Numbers(int_parameters(self.record), variants, preference, launcher)
+        except (MemoryError, RecursionError, SyntaxError):  # an expression that Python finds too deep
+            return None
 
     def _read_quickly(self, values: Sequence[object]) -> Quick | None:
         """The call as one of arrays with the CUDA array interface, None for any other."""
@@ -264,7 +291,7 @@ class KernelEntry(Entry):
 
     def _describe(self, arguments: Sequence[Argument]) -> tuple[int, Call]:
         """The GPU that the call is for, and the call as guards see it."""
-        found = (self._device_of(argument) for argument in arguments if _is_on_gpu(argument))
+        found = (self._device_of(argument) for argument in arguments if is_on_gpu(argument))
         devices = dict.fromkeys(ordinal for ordinal in found if ordinal is not None)
         state = []
         if len(devices) > 1:
@@ -293,7 +320,7 @@ class KernelEntry(Entry):
         for place, argument in enumerate(arguments):
             leaf = argument.leaf
             if isinstance(leaf, TensorMeta):
-                device = self._device_of(argument) if _is_on_gpu(argument) else leaf.device
+                device = self._device_of(argument) if is_on_gpu(argument) else leaf.device
                 parts += [leaf.dtype, device, leaf.offset, leaf.odd, argument.read_only]
                 if self._described[place]:
                     parts += [argument.value, leaf.shape, leaf.strides]
@@ -309,11 +336,15 @@ class KernelEntry(Entry):
         serve: Serve = executable.prepare(
             variant.guards.env(call),
             given,
-            stream=self._foreign_stream if foreign else _torch_stream(arguments),
             tick=self.counter(variant.id),
-            through_torch=not foreign and sys.modules.get("torch") is not None,
+            **self._ways(foreign=foreign),
         )
         return serve
+
+    def _ways(self, *, foreign: bool) -> dict[str, Any]:
+        """How launches of calls like this one find their stream, and whether torch makes them."""
+        stream = self._foreign_stream if foreign else torch_stream()
+        return {"stream": stream, "through_torch": not foreign and sys.modules.get("torch") is not None}
 
     def _foreign_stream(self, ordinal: int) -> int:
         return int(getattr(self._streams, "handle", 0))
@@ -358,27 +389,4 @@ class KernelEntry(Entry):
 
     def _forget(self, variant: Variant) -> None:
         self._dispatchers.clear()
-
-
-def _is_on_gpu(argument: Argument) -> bool:
-    return isinstance(argument.leaf, TensorMeta) and argument.leaf.device.startswith("cuda")
-
-
-def _stream_of(arguments: Sequence[Argument]) -> int:
-    """torch's current stream where a tensor of torch is among them; else as `streams` says."""
-    for argument in arguments:
-        if argument.is_torch and _is_on_gpu(argument):
-            ordinal = int(str(argument.leaf.device).partition(":")[2])  # type: ignore[union-attr]
-            return int(_torch_stream(arguments)(ordinal))
-    said = said_stream()
-    if said is not None:
-        return said
-    return next((argument.stream for argument in arguments if argument.stream is not None), 0)
-
-
-def _torch_stream(arguments: Sequence[Argument]) -> Callable[[int], int]:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
-        return lambda ordinal: said_stream() or 0
-    found: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
-    return found
+        self._kinds.clear()

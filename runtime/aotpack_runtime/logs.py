@@ -6,21 +6,32 @@ as Dynamo's would: `expected x.shape[0] in [8, 64], actual 70`.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
+from typing import TYPE_CHECKING
 
 from aotpack_runtime.errors import AotpackError
+
+if TYPE_CHECKING:
+    from logging import Logger
 
 PARTS = ("bundle", "dispatch", "guards", "jit", "load")
 """What can be named: the loggers `aotpack.<part>`."""
 
-_RANGE = re.compile(r"(?P<what>[^:]+): expected (?P<low>\d+)\.\.(?P<high>\d+), got (?P<seen>.+)")
-_FROM = re.compile(r"(?P<what>[^:]+): expected (?P<low>\d+) or more, got (?P<seen>.+)")
-_ONE = re.compile(r"(?P<what>[^:]+): expected (?P<one>.+), got (?P<seen>.+)")
+INFO = 20
+"""As logging has it."""
 
-guards = logging.getLogger("aotpack.guards")
+_RANGE = r"(?P<what>[^:]+): expected (?P<low>\d+)\.\.(?P<high>\d+), got (?P<seen>.+)"
+_FROM = r"(?P<what>[^:]+): expected (?P<low>\d+) or more, got (?P<seen>.+)"
+_ONE = r"(?P<what>[^:]+): expected (?P<one>.+), got (?P<seen>.+)"
+
+
+def logger(part: str) -> Logger:
+    """The logger `aotpack.<part>`. A start that has nothing to say does not import logging, which takes 4 ms."""
+    import logging
+
+    return logging.getLogger(f"aotpack.{part}")
 
 
 def configure() -> None:
@@ -29,6 +40,8 @@ def configure() -> None:
     text = os.environ.get("AOTPACK_LOG", "").strip()
     if not text:
         return
+    import logging
+
     root = logging.getLogger("aotpack")
     for word in filter(None, (part.strip() for part in text.split(","))):
         name = word.lstrip("+-")
@@ -47,16 +60,16 @@ def configure() -> None:
 
 def guard_failed(entry: str, reason: str, count: int) -> None:
     """Say what turned a call down: the first time, the second, the fourth, ... of its kind."""
-    if count & (count - 1) == 0 and guards.isEnabledFor(logging.INFO):
+    if count & (count - 1) == 0 and (guards := logger("guards")).isEnabledFor(INFO):
         guards.info("%s: miss %d of its kind: %s", entry, count, in_dynamos_words(reason))
 
 
 def in_dynamos_words(reason: str) -> str:
     """`x.shape[0]: expected 8..64, got 70` -> `expected x.shape[0] in [8, 64], actual 70`."""
-    if match := _RANGE.fullmatch(reason):
+    if match := re.fullmatch(_RANGE, reason):
         return f"expected {match['what']} in [{match['low']}, {match['high']}], actual {match['seen']}"
-    if match := _FROM.fullmatch(reason):
+    if match := re.fullmatch(_FROM, reason):
         return f"expected {match['what']} in [{match['low']}, inf], actual {match['seen']}"
-    if match := _ONE.fullmatch(reason):
+    if match := re.fullmatch(_ONE, reason):
         return f"expected {match['what']} == {match['one']}, actual {match['seen']}"
     return reason

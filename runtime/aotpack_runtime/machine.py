@@ -16,25 +16,25 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import platform
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aotpack_runtime.drivers.probe import find_gpus
 from aotpack_runtime.format.gpu import NEWEST_CUDA, Gpu
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-@dataclass(frozen=True)
+
 class Machine:
-    """A host as targets see it; the cached properties look when they are first asked."""
+    """A host as targets see it; the cached properties look when they are first asked. `index` is the GPU that is meant,
+    of those the driver shows."""
 
-    arch: str
-    index: int = 0
-    """The GPU that is meant, of those the driver shows."""
+    def __init__(self, arch: str, index: int = 0) -> None:
+        self.arch, self.index = arch, index
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -63,11 +63,11 @@ class Machine:
     def cpu_flags(self) -> frozenset[str]:
         """Feature flags of the first CPU in /proc/cpuinfo; empty where there is none."""
         try:
-            text = Path("/proc/cpuinfo").read_text()
+            with open("/proc/cpuinfo") as file:  # of a host with many CPUs the whole takes milliseconds
+                found = next((line for line in file if line.startswith(("flags", "Features"))), "")
         except OSError:
             return frozenset()
-        match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
-        return frozenset(match[1].split()) if match else frozenset()
+        return frozenset(found.partition(":")[2].split())
 
     @cached_property
     def torch(self) -> str | None:
@@ -126,14 +126,16 @@ def _torch_folders() -> Iterator[tuple[str, str]]:
         spec = importlib.util.find_spec(name)
         for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
             try:
-                yield folder, Path(folder, "version.py").read_text()
+                with open(os.path.join(folder, "version.py"), encoding="utf-8") as file:
+                    text = file.read()
             except OSError:
                 continue
+            yield folder, text
 
 
 def this_machine() -> Machine:
     """This host. The file system is asked when a fact is first needed."""
-    return Machine(arch=platform.machine())
+    return Machine(arch=os.uname().machine)
 
 
 def made_up(text: str) -> Machine:
@@ -154,7 +156,7 @@ def made_up(text: str) -> Machine:
 def _library_folders() -> list[str]:
     paths = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path]
     prefix = os.path.join(sys.prefix, "lib")
-    triple = f"{platform.machine()}-linux-gnu"
+    triple = f"{os.uname().machine}-linux-gnu"
     system = (f"/usr/lib/{triple}", f"/lib/{triple}", "/usr/lib64", "/lib64", "/usr/lib", "/usr/local/lib64")
     return [*paths, prefix, *system]
 
@@ -162,6 +164,8 @@ def _library_folders() -> list[str]:
 def cache_dir() -> Path:
     """AOTPACK_CACHE_DIR, else the user's cache folder, else `private_dir`. The current folder is never meant: relative
     values of XDG_CACHE_HOME and HOME are passed over."""
+    from pathlib import Path  # 4 ms, which a server that has no use for a cache need not pay
+
     explicit = os.environ.get("AOTPACK_CACHE_DIR")
     if explicit:
         return Path(explicit).absolute()
@@ -176,6 +180,7 @@ def cache_dir() -> Path:
 def private_dir() -> Path:
     """A folder for this uid under the temp folder."""
     import tempfile  # only hosts without a home get here
+    from pathlib import Path
 
     return Path(tempfile.gettempdir(), f"aotpack-{os.getuid()}")
 

@@ -9,11 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from aotpack_runtime.ahead import begin, open_device
-from aotpack_runtime.array import Array
-from aotpack_runtime.array_entry import ArrayEntry
 from aotpack_runtime.bundle import Bundle, Check, open_bundle
 from aotpack_runtime.entry import Entry
 from aotpack_runtime.errors import AotpackError, SessionClosed, TargetMismatch, UnknownEntry, WeightsError
@@ -21,8 +19,6 @@ from aotpack_runtime.fallbacks import POLICIES
 from aotpack_runtime.format import index
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.target import Machine
-from aotpack_runtime.host_arrays import read_array
-from aotpack_runtime.kernel_entry import KernelEntry
 from aotpack_runtime.loaders import (
     ARRAY_WEIGHTS,
     KERNEL_OPERATORS,
@@ -33,13 +29,17 @@ from aotpack_runtime.loaders import (
 )
 from aotpack_runtime.logs import configure
 from aotpack_runtime.machine import allowed_mismatches, this_machine
-from aotpack_runtime.torch_entry import TorchEntry
 from aotpack_runtime.verdict import judge, reject_variant
 from aotpack_runtime.weights import unknown_weight
 
+if TYPE_CHECKING:  # each kind of entry is imported where a bundle has one
+    from aotpack_runtime.array import Array
+    from aotpack_runtime.kernel_entry import KernelEntry
+    from aotpack_runtime.torch_entry import TorchEntry
+
 Mode = Literal["strict", "eager", "jit"]
 Tensors = Literal["torch", "array"]
-_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
+_DEVICE = r"cpu|cuda(:\d{1,3})?"
 _POLICY_OF_MODE = {"strict": "error", "eager": "eager", "jit": "jit"}
 
 
@@ -77,7 +77,7 @@ def load(
         raise AotpackError(f"tensors is {tensors!r}; expected torch or array")
     if source not in ("auto", "never"):
         raise AotpackError(f"source is {source!r}; expected auto or never")
-    if not _DEVICE.fullmatch(device):
+    if not re.fullmatch(_DEVICE, device):
         raise AotpackError(f"device is {device!r}; expected cpu, cuda or cuda:N")
     configure()
     bundle = open_bundle(path, check=check)
@@ -212,10 +212,11 @@ class Session:
         An operator calls the entry of the session that was loaded last. Raises ArtifactError when the name stands for
         another schema.
         """
-        found = [entry for entry in self._entries.values() if isinstance(entry, KernelEntry) and entry.operator]
-        for entry in found:
+        kernels = [(entry, entry.record.kernel) for entry in self._entries.values()]
+        found = [(entry, kernel.operator) for entry, kernel in kernels if kernel is not None and kernel.operator]
+        for entry, _ in found:
             loader(KERNEL_OPERATORS).register(entry)
-        return [entry.operator for entry in found]
+        return [operator for _, operator in found]
 
     def put(self, array: Any) -> Array:
         """An array of any kind on the session's device, as entries for CUDA take it; on the CPU the same memory.
@@ -223,6 +224,8 @@ class Session:
         On a GPU its memory may be used again as soon as nobody holds it: with streams of your own, hold it until the
         work that reads it is done.
         """
+        from aotpack_runtime.host_arrays import read_array
+
         found = read_array(array)
         if found is None or found.array is None:
             odd = f" that {found.meta.odd}" if found is not None else ""
@@ -280,6 +283,8 @@ class Session:
             shared["device"] = self._torch_device
 
             def torch_entry(weights: Callable[[str], Any]) -> TorchEntry:
+                from aotpack_runtime.torch_entry import TorchEntry
+
                 if record.operators or record.imports:
                     loader(OPERATORS).require(record)
                 return TorchEntry(record, weights=weights, watch=watch, **shared)
@@ -288,9 +293,13 @@ class Session:
                 return torch_entry(self._weight_set)
             if record.operators:  # what is missing is told now: these variants are served through torch
                 loader(OPERATORS).require(record)
+            from aotpack_runtime.array_entry import ArrayEntry
+
             return ArrayEntry(
                 record, weights=self._weight_set, beside=lambda: torch_entry(self._torch_weights), **shared
             )
+        from aotpack_runtime.kernel_entry import KernelEntry
+
         return KernelEntry(
             record,
             machine=self._machine,
@@ -305,6 +314,7 @@ class Session:
         from aotpack_runtime.jit.kernel_misses import KernelMisses
         from aotpack_runtime.jit.model_misses import ModelMisses
         from aotpack_runtime.jit.watch import Misses, Watch
+        from aotpack_runtime.torch_entry import TorchEntry
 
         self._require_open()
         if entry.policy != "jit":
@@ -373,7 +383,7 @@ class Session:
         except AotpackError as error:
             entry.set_aside(variant, error)
             return
-        if not isinstance(entry, TorchEntry | ArrayEntry):
+        if entry.record.kernel is not None:
             return
         weights = self._weight_set(variant.weights)
         if weights.state_lock is None:

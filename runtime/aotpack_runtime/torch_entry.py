@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from aotpack_runtime.arguments import compile_entry, container_key, describe, flatten_all, is_plain_key
+from aotpack_runtime.arguments import compile_entry, container_key, describe, flatten_all, is_plain_key, leaf_kinds_of
 from aotpack_runtime.assemble import Serve, assemble
 from aotpack_runtime.bundle import Bundle
 from aotpack_runtime.dispatch import Dispatcher, Hit, Miss
@@ -194,14 +194,3 @@ class TorchEntry(Entry):
         known = (*self.variants, *self._adopted.values())
         guards = (guard for variant in known for guard in variant.guards.leaves)
         return any(getattr(guard, field) for guard in guards if isinstance(guard, TensorGuard))
-
-
-def leaf_kinds_of(record: index.Entry, variants: Sequence[Variant]) -> tuple[str, ...] | None:
-    """For each parameter what variants expect: "tensor", "scalar" or "mixed"; None when any takes containers."""
-    seen: list[set[bool]] = [set() for _ in record.parameters]
-    for variant in variants:
-        if any(tree != LEAF for tree in variant.guards.trees):
-            return None
-        for kinds, guard in zip(seen, variant.guards.leaves, strict=True):
-            kinds.add(isinstance(guard, TensorGuard))
-    return tuple("mixed" if len(kinds) != 1 else "tensor" if True in kinds else "scalar" for kinds in seen)

@@ -10,12 +10,12 @@ import json
 import mmap
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from aotpack_runtime.errors import MalformedBundle
 from aotpack_runtime.format.codec import no_duplicates
 from aotpack_runtime.format.tensor import ITEMSIZE_BYTES
+from aotpack_runtime.record import Record
 
 DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "U16": "uint16",
@@ -28,8 +28,7 @@ MAX_HEADER_BYTES = 100_000_000
 """The limit safetensors itself sets."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(Record):
     """A tensor's bytes in the mapping, row-major."""
 
     dtype: str

@@ -26,8 +26,9 @@ def test_an_index_of_every_format_that_is_read_means_the_same_today(path: Path) 
     for name, entry in index.entries.items():
         wanted = record["entries"][name]
         assert [variant.id for variant in entry.variants] == [variant["id"] for variant in wanted["variants"]]
+        guards = [variant["guards"] for variant in wanted["variants"]]
         assert [len(variant.guards.leaves) for variant in entry.variants] == [
-            len(variant["guards"]["leaves"]) for variant in wanted["variants"]
+            len((record["shared"][one] if isinstance(one, int) else one)["leaves"]) for one in guards
         ]
         assert [variant.artifact.digest for variant in (*entry.variants, *entry.programs)] == [
             variant["artifact"]["digest"] for variant in (*wanted["variants"], *wanted["programs"])

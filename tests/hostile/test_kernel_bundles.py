@@ -273,6 +273,8 @@ def both_names(index: Json) -> None:
 
 
 UNUSABLE: dict[str, Change] = {
+    "guards-shared-nowhere": variant("guards", 7), "launch-shared-nowhere": variant("launch", -1), "guards-shared-true": variant("guards", True),
+    "launch-shared-python": lambda index: (index.update(shared=[CODE]), variant("launch", 0)(index))[1],
     "one-argument-twice": lambda index: index["entries"]["k"]["variants"][0]["launch"]["parameters"].__setitem__(4, [24, "Q", 0]),
     "need-of-shared-text": lambda index: index["entries"]["k"]["variants"][0]["target"].__setitem__("needs", {"shared": CODE}),
     "leaf-bool": slot(0, 0, "Q", True), "descriptor-leaf-bool": box(descriptor=False),

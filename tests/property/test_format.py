@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from aotpack_runtime.dispatch import Dispatcher, Hit
 from aotpack_runtime.errors import MalformedBundle
-from aotpack_runtime.format import entry_json, index_json
+from aotpack_runtime.format import index_json, sound
 from aotpack_runtime.format.codec import (
     dump_guards,
     dump_outputs,
@@ -29,6 +29,7 @@ from aotpack_runtime.format.codec import (
     parse_scalar,
 )
 from aotpack_runtime.format.expression import Expression, parse, variable
+from aotpack_runtime.format.expression_source import SCOPE, source
 from aotpack_runtime.format.fingerprint import canonical, changed, fingerprint
 from aotpack_runtime.format.guard import Guards, IntGuard, Range, TensorGuard, ValueGuard, identity
 from aotpack_runtime.format.index import (
@@ -107,6 +108,15 @@ def test_an_expression_has_the_value_that_python_gives_it(text: str) -> None:
     found = parse(text)
     assert outcome(lambda: found(NAMES)) == outcome(lambda: eval(text, dict(SPACE)))  # noqa: S307 - made by us, above
     assert found.names <= NAMES.keys()
+
+
+@given(expressions)
+def test_the_source_of_an_expression_has_its_value(text: str) -> None:
+    found = parse(text)
+    local = {name: f"n{place}" for place, name in enumerate(NAMES)}
+    values = {local[name]: value for name, value in NAMES.items()}
+    written = source(found, local)
+    assert outcome(lambda: eval(written, dict(SCOPE), values)) == outcome(lambda: found(NAMES))  # noqa: S307
 
 
 @given(expressions)
@@ -437,8 +447,8 @@ files = st.builds(File, digests, st.integers(0, 2**40))
 def some_parameters(draw: st.DrawFn) -> tuple[Parameter, ...]:
     names = draw(st.lists(identifiers.filter(lambda name: not is_keyword(name)), max_size=3, unique=True))
     kinds = sorted(
-        draw(st.lists(st.sampled_from(entry_json.PARAMETER_KINDS), min_size=len(names), max_size=len(names))),
-        key=entry_json.PARAMETER_KINDS.index,
+        draw(st.lists(st.sampled_from(sound.PARAMETER_KINDS), min_size=len(names), max_size=len(names))),
+        key=sound.PARAMETER_KINDS.index,
     )
     found: list[Parameter] = []
     for name, wanted in zip(names, kinds, strict=True):
@@ -450,7 +460,7 @@ def some_parameters(draw: st.DrawFn) -> tuple[Parameter, ...]:
             tree = draw(some_trees(classes=False))
             default = Default(tree, tuple(draw(scalars) for _ in paths(tree, name)))
         found.append(Parameter(name, kind, default))
-    return tuple(sorted(found, key=lambda each: entry_json.PARAMETER_KINDS.index(each.kind)))
+    return tuple(sorted(found, key=lambda each: sound.PARAMETER_KINDS.index(each.kind)))
 
 
 def is_keyword(name: str) -> bool:

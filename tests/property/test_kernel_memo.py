@@ -203,6 +203,21 @@ def test_a_call_is_served_as_if_it_were_the_first(
 
 
 @pytest.mark.parametrize("name", ["plain", "boxed"])
+@given(call=fitting, numbers=st.lists(NUMBERS["n"] | st.integers(-40, 2100), min_size=3, max_size=8))
+@settings(max_examples=150)
+def test_numbers_are_served_as_if_each_were_the_first(
+    benches: dict[str, Bench], name: str, call: Asked, numbers: list[Any]
+) -> None:
+    bench = benches[name]
+    with bench.open() as warm:
+        for n in (call.n, 17, *numbers):
+            one = replace(call, n=n)
+            with bench.open() as fresh:
+                wanted = bench.outcome(fresh["k"], one)
+            assert bench.outcome(warm["k"], one) == wanted
+
+
+@pytest.mark.parametrize("name", ["plain", "boxed"])
 @given(call=fitting | asked)
 @settings(max_examples=120)
 def test_explain_says_what_a_call_does(benches: dict[str, Bench], name: str, call: Asked) -> None:

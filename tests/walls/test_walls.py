@@ -21,6 +21,9 @@ from aotpack_runtime.loaders import LOADERS, SOURCE, WEIGHTS
 
 HEAVY = ("click", "numpy", "pydantic", "rich", "safetensors", "torch", "triton", "typer", "yaml")
 
+SLOW = {"ast", "dataclasses", "inspect", "logging", "pathlib", "platform", "subprocess", "tempfile"}
+"""Of the standard library, what a start can do without."""
+
 IMPORT_BUDGET_MS = 30
 """What `import aotpack_runtime` may take over a bare interpreter (design/contract.md, section 6)."""
 
@@ -109,6 +112,7 @@ def test_importing_the_runtime_imports_nothing_heavy(repo: Path) -> None:
     code = "import json, sys, aotpack_runtime; aotpack_runtime.load; print(json.dumps(sorted(sys.modules)))"
     packages = {name.partition(".")[0] for name in json.loads(python(code, repo))}
     assert packages.isdisjoint({*HEAVY, "aotpack", "sympy"})
+    assert packages.isdisjoint(SLOW), "each of these takes milliseconds of a server's start"
 
 
 # ------------------------------------------------------------------------------------------------ what it costs

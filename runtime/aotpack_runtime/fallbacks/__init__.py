@@ -7,8 +7,9 @@ or the reason why this way cannot. The table holds dotted names: listing ways im
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+from aotpack_runtime.record import Record
 
 if TYPE_CHECKING:
     from aotpack_runtime.dispatch import Miss
@@ -31,8 +32,7 @@ KERNEL_POLICIES: Mapping[str, tuple[str, ...]] = {"jit": ("reference",), "eager"
 """The same of kernels: a reference serves where the manifest says that it may."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Record):
     """A miss that can be served: `serve` takes the leaves of the call. `remember` when the same holds for every call
     that guards judge alike; `program` is the one that serves, if one does."""
 

@@ -8,7 +8,6 @@ refuses it for entries that write state or arguments, or return anything but ten
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from aotpack_runtime.dispatch import Dispatcher, Hit, Miss
@@ -19,6 +18,7 @@ from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.output import Result
 from aotpack_runtime.format.tensor import Call, Leaf, TensorMeta, contiguous_strides
 from aotpack_runtime.format.tree import LEAF, Tree, flatten
+from aotpack_runtime.record import replace
 
 Json = Any
 

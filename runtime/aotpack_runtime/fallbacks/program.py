@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from aotpack_runtime.dispatch import Dispatcher, Hit, Miss
 from aotpack_runtime.fallbacks import Context, Prepared
 from aotpack_runtime.format.guard import TensorGuard
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.tensor import OVERRIDDEN, SUBCLASS, Call, TensorMeta
+from aotpack_runtime.record import replace
 
 
 class Fallback:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from aotpack_runtime.format.expression import Env, Expression, parse
+from aotpack_runtime.record import Record
 
 Json = Any
 Axes = Mapping[str, int | float | str | bool]
@@ -24,16 +24,14 @@ class _Chosen(Protocol):
 V = TypeVar("V", bound=_Chosen)
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Record):
     """Take variants with the axes `pick` when `when` holds (None: always) of the int arguments."""
 
     when: Expression | None
     pick: Axes
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
+class Timed(Record):
     """The fastest axes seen at one key: `sizes` by argument name, under the axes `given` (such as a dtype)."""
 
     sizes: Mapping[str, int]
@@ -41,8 +39,7 @@ class Timed:
     pick: Axes
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Record):
     """Rules are tried in order, the first whose `when` holds and whose pick fits the call wins. A table takes the row
     whose sizes are nearest to the call's (by the sum of |log2 of the ratio|, the first of two equals) among those whose
     pick fits it. Without either, or where neither helps, the first variant in file order is taken.
@@ -56,20 +53,15 @@ class Choice:
 
     def pick(self, fits: Sequence[V], env: Env, capability: tuple[int, int] | None) -> V:
         """The best of `fits`, which is not empty and in file order."""
-        if len(fits) > 1:
-            rows = self._table(capability)
-            if rows:
-                ranked = sorted(rows, key=lambda row: _distance(row.sizes, env))  # stable: the first of two equals
-                for row in ranked:
-                    for variant in fits:
-                        if _matches(variant.axes, row.given) and _matches(variant.axes, row.pick):
-                            return variant
-            for rule in self.rules:
-                if _holds(rule, env):
-                    for variant in fits:
-                        if _matches(variant.axes, rule.pick):
-                            return variant
-        return fits[0]
+        return fits[self.among(fits, capability).best(range(len(fits)), env)]
+
+    def among(self, variants: Sequence[_Chosen], capability: tuple[int, int] | None) -> Preference:
+        """The same for calls that some of `variants` fit."""
+        rows, rules = self._table(capability), self.rules
+        return Preference(
+            [(row.sizes, _places(variants, row.given, row.pick)) for row in rows],
+            [(rule.when, _places(variants, rule.pick)) for rule in rules],
+        )
 
     def names(self) -> set[str]:
         """Int arguments it looks at."""
@@ -86,21 +78,59 @@ class Choice:
         return next(kin, ())
 
 
-def _matches(axes: Axes, wanted: Axes) -> bool:
-    return all(axes.get(name) == value for name, value in wanted.items())
+class Preference:
+    """A choice among variants that are known, by their places: what needs no call is done once."""
+
+    def __init__(
+        self, rows: Sequence[tuple[Mapping[str, int], list[int]]], rules: Sequence[tuple[Expression | None, list[int]]]
+    ) -> None:
+        self._rows = [({name: _log(size) for name, size in sizes.items()}, places) for sizes, places in rows if places]
+        self._rules = [(when, places) for when, places in rules if places]
+        self._names = {name for sizes, _ in self._rows for name in sizes}
+
+    def __bool__(self) -> bool:
+        return bool(self._rows or self._rules)
+
+    def best(self, fits: Sequence[int], env: Env) -> int:
+        """The best of the places `fits`, which is not empty and in file order, for a call of these numbers."""
+        if len(fits) == 1:
+            return fits[0]
+        nearest, least = None, math.inf
+        seen = {name: _log(env.get(name, 0)) for name in self._names}
+        for sizes, places in self._rows:
+            distance = sum([abs(seen[name] - size) for name, size in sizes.items()])
+            if distance < least:  # of two equals the first
+                place = next((place for place in places if place in fits), None)
+                if place is not None:
+                    nearest, least = place, distance
+        if nearest is not None:
+            return nearest
+        for when, places in self._rules:
+            place = next((place for place in places if place in fits), None)
+            if place is not None and _holds(when, env):
+                return place
+        return fits[0]
 
 
-def _holds(rule: Rule, env: Env) -> bool:
+def _places(variants: Sequence[_Chosen], *wanted: Axes) -> list[int]:
+    """Where those with these axes are."""
+    return [
+        place for place, variant in enumerate(variants)
+        if all(variant.axes.get(name) == value for axes in wanted for name, value in axes.items())
+    ]  # fmt: skip
+
+
+def _holds(when: Expression | None, env: Env) -> bool:
     """A `when` that divides by 0 does not hold."""
     try:
-        return rule.when is None or bool(rule.when(env))
+        return when is None or bool(when(env))
     except ZeroDivisionError:
         return False
 
 
-def _distance(sizes: Mapping[str, int], env: Env) -> float:
-    """How far a call is from a measured one; sizes below 1 count as 1."""
-    return sum(abs(math.log2(max(env.get(name, 0), 1)) - math.log2(max(size, 1))) for name, size in sizes.items())
+def _log(size: int) -> float:
+    """Sizes below 1 count as 1."""
+    return math.log2(max(size, 1))
 
 
 def dump_choice(choice: Choice) -> Json:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import keyword
-import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-from aotpack_runtime.format import layout, tree
-from aotpack_runtime.format.choice import dump_choice, parse_choice
+from aotpack_runtime.format import tree
 from aotpack_runtime.format.codec import dump_scalar, parse_scalar
 from aotpack_runtime.format.index import Default, Entry, Kernel, Parameter, Source, Variant
-from aotpack_runtime.format.kernel_recipe import dump_kernel_recipe, parse_kernel_recipe
-from aotpack_runtime.format.plain import dump_file, parse_file, text, texts
+from aotpack_runtime.format.plain import text, texts
+from aotpack_runtime.format.sound import PARAMETER_KINDS
 from aotpack_runtime.format.variant_json import dump_variant
 
 Json = Any
-
-PARAMETER_KINDS = ("positional_only", "positional_or_keyword", "var_positional", "keyword_only", "var_keyword")
 
 
 def dump_entry(entry: Entry) -> Json:
@@ -34,7 +30,11 @@ def dump_entry(entry: Entry) -> Json:
         "output_names": None if entry.output_names is None else list(entry.output_names),
         "training": entry.training,
     }
-    return record | ({"kernel": _dump_kernel(entry.kernel)} if entry.kernel else {})
+    if entry.kernel is None:
+        return record
+    from aotpack_runtime.format.kernel_json import dump_kernel
+
+    return record | {"kernel": dump_kernel(entry.kernel)}
 
 
 def parse_entry(name: str, value: Json, variants: Callable[[str], tuple[Variant, ...]]) -> Entry:
@@ -56,31 +56,10 @@ def parse_entry(name: str, value: Json, variants: Callable[[str], tuple[Variant,
     )
 
 
-def _dump_kernel(kernel: Kernel) -> Json:
-    recipe = {} if kernel.recipe is None else {"recipe": dump_kernel_recipe(kernel.recipe)}
-    return {
-        "text": dump_file(kernel.text),
-        "suffix": kernel.suffix,
-        "writes": list(kernel.writes),
-        "types": list(kernel.types),
-        "operator": kernel.operator,
-        "choice": dump_choice(kernel.choice),
-        **recipe,
-    }
-
-
 def _parse_kernel(value: Json) -> Kernel:
-    kernel = Kernel(
-        text=parse_file(value["text"]),
-        suffix=text(value["suffix"]),
-        writes=tuple(text(name) for name in value["writes"]),
-        types=tuple(text(item) for item in value["types"]),
-        operator=text(value["operator"]),
-        choice=parse_choice(value["choice"]),
-        recipe=parse_kernel_recipe(value["recipe"]) if "recipe" in value else None,
-    )
-    layout.source(kernel.text.digest, kernel.suffix)
-    return kernel
+    from aotpack_runtime.format.kernel_json import parse_kernel  # models do without
+
+    return parse_kernel(value)
 
 
 def dump_parameter(parameter: Parameter) -> Json:
@@ -94,7 +73,7 @@ def dump_parameter(parameter: Parameter) -> Json:
 def parse_parameter(value: Json) -> Parameter:
     name, kind = text(value["name"]), value["kind"]
     # Python reads names in their NFKC form: two that differ may be one, and one may become `__memo`.
-    stable = unicodedata.is_normalized("NFKC", name)
+    stable = name.isascii() or _is_normalized(name)
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("__") or not stable:
         raise ValueError(f"parameter {name!r} is not a Python name")
     if kind not in PARAMETER_KINDS:
@@ -104,3 +83,9 @@ def parse_parameter(value: Json) -> Parameter:
         record = value["default"]
         default = Default(tree.parse(record["tree"]), tuple(parse_scalar(leaf) for leaf in record["leaves"]))
     return Parameter(name, kind, default)
+
+
+def _is_normalized(name: str) -> bool:
+    import unicodedata
+
+    return unicodedata.is_normalized("NFKC", name)

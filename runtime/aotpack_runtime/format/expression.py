@@ -1,55 +1,26 @@
-"""A small integer language over dims: `x.shape[0] % 100 == 0`, `2*n + 1`, `ceil_div(rows, 4)`.
-
-Text is parsed by `ast`, every node is checked against a whitelist, and the tree is turned into closures:
-nothing from a bundle is ever handed to `eval`.
-"""
+"""A small integer language over dims: `x.shape[0] % 100 == 0`, `2*n + 1`, `ceil_div(rows, 4)`."""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import keyword
+import re
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+
+from aotpack_runtime.record import Record
 
 Env = Mapping[str, int]
 Evaluate = Callable[[Env], int]
 
-MAX_TEXT = 4096
-"""Longest expression read; the longest guard seen in an exported program had 120 characters."""
-
-MAX_DEPTH = 128
-"""Deepest expression read: evaluating one takes a Python frame a level, on top of the caller's."""
-
-_BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.FloorDiv: lambda a, b: a // b,
-    ast.Mod: lambda a, b: a % b,
-}
-_COMPARE: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
-    ast.Eq: lambda a, b: a == b,
-    ast.NotEq: lambda a, b: a != b,
-    ast.Lt: lambda a, b: a < b,
-    ast.LtE: lambda a, b: a <= b,
-    ast.Gt: lambda a, b: a > b,
-    ast.GtE: lambda a, b: a >= b,
-}
-_FUNCTIONS: dict[str, tuple[Callable[..., int], int]] = {
-    "min": (min, MAX_TEXT),
-    "max": (max, MAX_TEXT),
-    "ceil_div": (lambda a, b: -(-a // b), 2),
-}
-"""Name -> what it computes, and of how many terms at most; of two at least."""
+_NUMBER_OR_SIZE = r"(?P<number>0|[1-9][0-9]{0,17})|(?P<name>[A-Za-z_][A-Za-z0-9_]*)(\.shape\[(0|[1-9][0-9]?)\])?"
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
+class Expression(Record):
     """A parsed expression; equal when their canonical texts are."""
 
     text: str
-    names: frozenset[str] = field(compare=False)
-    _evaluate: Evaluate = field(compare=False, repr=False)
+    names: frozenset[str]
+    _evaluate: Evaluate
 
     def __call__(self, env: Env) -> int:
         """Value in `env`; comparisons give 0 or 1. ZeroDivisionError when a divisor is 0 there."""
@@ -62,89 +33,30 @@ class Expression:
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Expression:
     """Read an expression; ValueError with the part that is not allowed."""
-    if len(text) > MAX_TEXT:
-        raise ValueError(f"expression of {len(text)} characters; at most {MAX_TEXT}")
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
-        raise ValueError(f"{text[:200]!r} is not an expression: {getattr(error, 'msg', error)}") from None
-    if _depth(tree) > MAX_DEPTH:
-        raise ValueError(f"{text[:40]!r}... is nested too deeply")
-    names: set[str] = set()
-    evaluate = _compile(tree, names)
-    return Expression(ast.unparse(tree), frozenset(names), evaluate)
+    # Numbers, sizes and their equality are nearly all that models have: they are read without importing `ast`.
+    left, equals, right = text.partition(" == ")
+    first, second = _term(left), _term(right) if equals else None
+    if first is not None and not equals:
+        return first
+    if first is not None and second is not None:
+        a, b = first._evaluate, second._evaluate
+        return Expression(text, first.names | second.names, lambda env: int(a(env) == b(env)))
+    from aotpack_runtime.format.expression_tree import read
+
+    return Expression(*read(text))
+
+
+def _term(text: str) -> Expression | None:
+    """A number or a size in its canonical form, None for anything else."""
+    match = re.fullmatch(_NUMBER_OR_SIZE, text)
+    if match is None or keyword.iskeyword(match["name"] or ""):
+        return None
+    if match["number"]:
+        value = int(text)
+        return Expression(text, frozenset(), lambda env: value)
+    return Expression(text, frozenset((text,)), lambda env: env[text])
 
 
 def variable(path: str, axis: int | None = None) -> str:
     """The name that expressions use for a size of the tensor at `path`, or for an int argument."""
     return path if axis is None else f"{path}.shape[{axis}]"
-
-
-def _depth(node: ast.AST) -> int:
-    level, depth = [node], 0
-    while level:
-        level, depth = [child for parent in level for child in ast.iter_child_nodes(parent)], depth + 1
-    return depth
-
-
-def _compile(node: ast.expr, names: set[str]) -> Evaluate:
-    """A closure for `node`; adds the variables it reads to `names`."""
-    match node:
-        case ast.Constant(value=bool() | int() as given):
-            value = int(given)
-            return lambda env: value
-        case ast.Name() | ast.Attribute() | ast.Subscript():
-            return _variable(node, names)
-        case ast.BinOp(op=operator) if type(operator) in _BINARY:
-            apply, left, right = _BINARY[type(operator)], _compile(node.left, names), _compile(node.right, names)
-            return lambda env: apply(left(env), right(env))
-        case ast.UnaryOp(op=ast.USub()):
-            inner = _compile(node.operand, names)
-            return lambda env: -inner(env)
-        case ast.UnaryOp(op=ast.Not()):
-            inner = _compile(node.operand, names)
-            return lambda env: int(not inner(env))
-        case ast.BoolOp():
-            terms = tuple(_compile(value, names) for value in node.values)
-            if isinstance(node.op, ast.And):
-                return lambda env: int(all(term(env) for term in terms))
-            return lambda env: int(any(term(env) for term in terms))
-        case ast.Compare() if all(type(op) in _COMPARE for op in node.ops):
-            operands = tuple(_compile(value, names) for value in (node.left, *node.comparators))
-            tests = tuple(_COMPARE[type(op)] for op in node.ops)
-            return lambda env: _chain(tests, operands, env)
-        case ast.Call(func=ast.Name(id=name), keywords=[]) if 2 <= len(node.args) <= _FUNCTIONS.get(name, (None, 0))[1]:
-            function, arguments = _FUNCTIONS[name][0], tuple(_compile(value, names) for value in node.args)
-            return lambda env: function(*(argument(env) for argument in arguments))
-        case _:
-            raise ValueError(f"{ast.unparse(node)!r} is not allowed in an expression")
-
-
-def _chain(tests: Sequence[Callable[[int, int], bool]], operands: Sequence[Evaluate], env: Env) -> int:
-    """`a < b < c` as Python reads it: what comes after the first that does not hold is not computed."""
-    left = operands[0](env)
-    for test, operand in zip(tests, operands[1:], strict=True):
-        right = operand(env)
-        if not test(left, right):
-            return 0
-        left = right
-    return 1
-
-
-def _variable(node: ast.expr, names: set[str]) -> Evaluate:
-    """`n`, `x.shape[0]`, `q['a'][1].shape[0]`: one variable, named as `variable` and `tree.paths` name it."""
-    name = ""
-    step: ast.expr = node
-    while not isinstance(step, ast.Name):
-        match step:
-            case ast.Attribute(value=value, attr=attribute):
-                step, name = value, f".{attribute}{name}"
-            case ast.Subscript(value=value, slice=ast.Constant(value=key)):
-                step, name = value, f"[{key!r}]{name}"
-            case ast.Subscript(value=value, slice=ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(key)))):
-                step, name = value, f"[{-key!r}]{name}"
-            case _:
-                raise ValueError(f"{ast.unparse(node)!r} is not allowed in an expression")
-    name = step.id + name
-    names.add(name)
-    return lambda env: env[name]

@@ -8,7 +8,8 @@ family), and the release notes of PTX ISA (the version each CUDA driver reads).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from aotpack_runtime.record import Record
 
 _PTX_OF_CUDA = {
     (12, 0): (8, 0), (12, 1): (8, 1), (12, 2): (8, 2), (12, 3): (8, 3), (12, 4): (8, 4), (12, 5): (8, 5),
@@ -33,11 +34,10 @@ SHARED_BYTES = {
 """Capability -> shared memory that one block may have, static and dynamic (technical specifications per capability)."""
 SHARED_EVERYWHERE = 48 * 1024
 
-_ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+_ARCH = r"(sm|compute)_(\d+)(\d)([af]?)"
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Record):
     """One device: its compute capability, and the CUDA version that its driver implements."""
 
     capability: tuple[int, int]
@@ -49,8 +49,7 @@ class Gpu:
         return f"sm_{major}{minor}"
 
 
-@dataclass(frozen=True, slots=True)
-class Arch:
+class Arch(Record):
     """`sm_90a` (machine code) or `compute_80` (PTX): a capability, exact with the suffix a, of its family with f."""
 
     text: str
@@ -64,7 +63,7 @@ class Arch:
 
 def parse_arch(text: str) -> Arch:
     """ValueError when `text` is not of the form sm_90, sm_90a, sm_100f, compute_80."""
-    match = _ARCH.fullmatch(text)
+    match = re.fullmatch(_ARCH, text)
     if match is None:
         raise ValueError(f"{text[:40]!r} is not an architecture such as sm_90")
     return Arch(text, (int(match[2]), int(match[3])), match[4])

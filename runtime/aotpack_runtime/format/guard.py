@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from aotpack_runtime.format.expression import Expression, variable
 from aotpack_runtime.format.tensor import (
@@ -23,13 +22,13 @@ from aotpack_runtime.format.tensor import (
     same_layout,
 )
 from aotpack_runtime.format.tree import Tree, describe_difference
+from aotpack_runtime.record import Record
 
 Layout = str | tuple[Expression, ...]
 """`contiguous`, `channels_last`, the exact stride of each dim, or `any` (of programs, which torch runs)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(Record):
     """Sizes from `low` to `high`, both included; `high` None has no end."""
 
     low: int
@@ -50,8 +49,7 @@ class Range:
 Dim = int | Range
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorGuard:
+class TensorGuard(Record, kw_only=True):
     """A tensor argument: exact dtype and rank, device type, a size or range for each dim, its layout.
 
     A `written` one must not share memory with another, since the variant takes its reads and writes to be apart, and
@@ -119,8 +117,7 @@ class TensorGuard:
         return f"{self.path}: {self.dtype}[{shape}] on {self.device}{layout}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueGuard:
+class ValueGuard(Record, kw_only=True):
     """A scalar frozen at build: its exact value and type. True is not 1, -0.0 is not 0.0, NaN equals itself."""
 
     path: str
@@ -136,8 +133,7 @@ class ValueGuard:
         return f"{self.path}: {self.value!r}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IntGuard:
+class IntGuard(Record, kw_only=True):
     """An int argument that stays symbolic inside a range."""
 
     path: str
@@ -154,8 +150,7 @@ class IntGuard:
         return f"{self.path}: int {self.dim}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PointerGuard:
+class PointerGuard(Record, kw_only=True):
     """A tensor whose address a kernel is given: its dtype ("any" for void*), its device, perhaps its alignment. Shapes
     and strides are the caller's to pass, as numbers."""
 
@@ -182,8 +177,7 @@ class PointerGuard:
         return f"{self.path}: {self.dtype} pointer on {self.device}" + (" divisible by 16" if self.aligned else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DescriptorGuard:
+class DescriptorGuard(Record, kw_only=True):
     """A tensor that is read through a descriptor (CUtensorMap): an address divisible by 16, the last dim contiguous,
     and the steps of the others divisible by 16 bytes (CUDA driver API, cuTensorMapEncodeTiled)."""
 
@@ -212,8 +206,7 @@ class DescriptorGuard:
         return f"{self.path}: {self.dtype} tensor of {self.rank} dims by descriptor on {self.device}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumberGuard:
+class NumberGuard(Record, kw_only=True):
     """A float or bool argument whose value a kernel is given as it is."""
 
     path: str
@@ -233,8 +226,7 @@ class NumberGuard:
 LeafGuard = TensorGuard | ValueGuard | IntGuard | PointerGuard | DescriptorGuard | NumberGuard
 
 
-@dataclass(frozen=True, slots=True)
-class Guards:
+class Guards(Record):
     """Everything one variant relies on.
 
     `trees` gives the containers of each parameter, `leaves` one guard a leaf in order, `where` what must hold
@@ -305,8 +297,8 @@ def describe(leaf: Leaf) -> str:
     return leaf.type_name if isinstance(leaf, Other) else repr(leaf)
 
 
-_DIVISIBLE = re.compile(r"(?P<size>\S+) % (?P<by>\d+) == 0")
-_EQUAL = re.compile(r"(?P<left>\S+) == (?P<right>\S+)")
+_DIVISIBLE = r"(?P<size>\S+) % (?P<by>\d+) == 0"
+_EQUAL = r"(?P<left>\S+) == (?P<right>\S+)"
 
 
 def _reject_relation(relation: Expression, env: dict[str, int]) -> str | None:
@@ -315,9 +307,9 @@ def _reject_relation(relation: Expression, env: dict[str, int]) -> str | None:
             return None
     except ZeroDivisionError:
         return f"{relation} cannot be computed: a divisor is 0"
-    if (match := _DIVISIBLE.fullmatch(relation.text)) and match["size"] in env:
+    if (match := re.fullmatch(_DIVISIBLE, relation.text)) and match["size"] in env:
         return f"{match['size']}: must be divisible by {match['by']}, got {env[match['size']]}"
-    if (match := _EQUAL.fullmatch(relation.text)) and match["left"] in env and match["right"] in env:
+    if (match := re.fullmatch(_EQUAL, relation.text)) and match["left"] in env and match["right"] in env:
         return f"{match['left']}: must equal {match['right']} = {env[match['right']]}, got {env[match['left']]}"
     seen = ", ".join(f"{name} = {env[name]}" for name in sorted(relation.names) if name in env)
     return f"{relation} does not hold: {seen}"

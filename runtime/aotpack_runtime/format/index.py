@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from aotpack_runtime.format import layout
-from aotpack_runtime.format.choice import Axes, Choice
 from aotpack_runtime.format.guard import Guards
-from aotpack_runtime.format.launch import Launch
 from aotpack_runtime.format.output import Outputs
 from aotpack_runtime.format.target import Target
 from aotpack_runtime.format.tensor import Scalar
 from aotpack_runtime.format.tree import Tree
+from aotpack_runtime.record import EMPTY, Record
+
+if TYPE_CHECKING:  # what only kernels have is not imported for models
+    from aotpack_runtime.format.choice import Axes, Choice
+    from aotpack_runtime.format.launch import Launch
 
 Json = Any
 Example = tuple[tuple[int, ...] | int | None, ...]
 Tier = Literal["hot", "warm", "rare"]
 
 
-@dataclass(frozen=True, slots=True)
-class Default:
+class Default(Record):
     """A default value: a tree of scalars."""
 
     tree: Tree
     leaves: tuple[Scalar, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Record):
     """One parameter of forward(), as `inspect.Parameter` names its kind; `default` None when there is none."""
 
     name: str
@@ -37,45 +37,37 @@ class Parameter:
     default: Default | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(Record):
     """One member: its digest and size."""
 
     digest: str
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ArtifactRef:
+class ArtifactRef(Record):
     """The files of one artifact; `digest` names its folder."""
 
     kind: str
     digest: str
     files: Mapping[str, File]
-    _members: dict[str, File] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def members(self) -> Mapping[str, File]:
         """Member path -> file."""
-        if not self._members:  # made once: of thousands of artifacts it is milliseconds
-            found = {layout.artifact(self.kind, self.digest, name): file for name, file in self.files.items()}
-            self._members.update(found)
-        return self._members
+        return {layout.artifact(self.kind, self.digest, name): file for name, file in self.files.items()}
 
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecipeTarget:
+class RecipeTarget(Record, kw_only=True):
     """What a variant compiled for it would need of a host, and what a job of the toolchain says of it."""
 
     target: Target
     job: Mapping[str, Json]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class Recipe(Record, kw_only=True):
     """How variants are compiled from a program: what they return, the toolchain's options, and the targets of the
     manifest, of which a host takes the first that it meets."""
 
@@ -84,8 +76,7 @@ class Recipe:
     targets: tuple[RecipeTarget, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
+class Variant(Record, kw_only=True):
     """One compiled specialization of an entry.
 
     `constants` maps each constant the artifact asks for, in its order, to a name in the weight set `weights`.
@@ -104,13 +95,12 @@ class Variant:
     weights: str
     constants: tuple[tuple[str, str], ...]
     examples: tuple[Example, ...]
-    axes: Axes = field(default_factory=dict)
+    axes: Axes = EMPTY
     launch: Launch | None = None
     recipe: Recipe | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Record):
     """Where eager lives: `pkg.mod:name` or a saved program; `files` are the source files seen while it was built."""
 
     text: str
@@ -118,8 +108,7 @@ class Source:
     files: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelRecipe:
+class KernelRecipe(Record, kw_only=True):
     """How a miss compiles variants of a kernel: `manifest` is the entry as the manifest has it, `files` are those that
     its source is read from, by their path beside it, and `archs` what the targets name ("sm_90a")."""
 
@@ -132,8 +121,7 @@ class KernelRecipe:
         return {layout.source(file.digest, layout.source_suffix(path)): file for path, file in self.files.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class Kernel(Record, kw_only=True):
     """What makes an entry a kernel: its text, the arguments it writes, which variant is best, and its torch operator.
 
     `operator` is "ns::name", or "" for none; `types` gives the type of each parameter in a schema of torch ("Tensor",
@@ -145,12 +133,11 @@ class Kernel:
     writes: tuple[str, ...]
     types: tuple[str, ...]
     operator: str = ""
-    choice: Choice = field(default_factory=Choice)
+    choice: Choice
     recipe: KernelRecipe | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Record, kw_only=True):
     """A callable with a name: a model, or a kernel if `kernel` is there. `variants` and `programs` are in the order in
     which they are tried."""
 
@@ -163,7 +150,7 @@ class Entry:
     on_miss: Mapping[str, Json]
     verify: Mapping[str, Json]
     imports: tuple[str, ...] = ()
-    operators: Mapping[str, str] = field(default_factory=dict)
+    operators: Mapping[str, str] = EMPTY
     output_names: tuple[str, ...] | None = None
     training: bool = False
     kernel: Kernel | None = None
@@ -173,8 +160,7 @@ class Entry:
         return tuple(parameter.name for parameter in self.parameters)
 
 
-@dataclass(frozen=True, slots=True)
-class WeightRef:
+class WeightRef(Record):
     """One weight: its tensor in the weights file, and the order of dims it is stored in when not row-major. A `host`
     one stays in host memory when the model is on a GPU, as a literal of forward() does."""
 
@@ -183,8 +169,7 @@ class WeightRef:
     host: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WeightSet:
+class WeightSet(Record):
     """The weights of an entry at one precision. Names that share a tensor are tied. `state` is written by calls.
 
     `dtype` is what the source was converted to ("" for its own dtypes).
@@ -195,8 +180,7 @@ class WeightSet:
     dtype: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
+class Index(Record, kw_only=True):
     """What is in a bundle."""
 
     name: str
@@ -207,7 +191,7 @@ class Index:
     weights_file: File | None
     weight_sets: Mapping[str, WeightSet]
     provenance: Mapping[str, Json]
-    settings: Mapping[str, Json] = field(default_factory=dict)
+    settings: Mapping[str, Json] = EMPTY
 
     def variants(self) -> list[Variant]:
         """All variants and programs of all entries."""

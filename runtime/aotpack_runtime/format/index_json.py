@@ -5,7 +5,8 @@ FORMAT_VERSION ledger
     2  2026-11  adds entries of kernels: kinds cubin and ptx, Variant.axes and .launch, Entry.kernel; what many variants
                 have in common stands once, under `shared`; reads 1
     3  2026-11  adds torch entries on CUDA: WeightRef.host, and the need `cuda`; Variant.recipe of programs: what a miss
-                compiles from a bundle alone; Kernel.recipe, the same for kernels; reads 1 and 2, without them
+                compiles from a bundle alone; Kernel.recipe, the same for kernels; guards and launches of kernels stand
+                under `shared` too; reads 1 and 2, without them
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from aotpack_runtime.format.fingerprint import canonical
 from aotpack_runtime.format.index import Entry, Index, Variant
 from aotpack_runtime.format.plain import dump_file, parse_file, text, texts
 from aotpack_runtime.format.sound import check_kernel, check_members, check_parameters, check_variant, check_weights
-from aotpack_runtime.format.variant_json import SHARED, Shared, parse_variant
+from aotpack_runtime.format.variant_json import SHARED, SHARED_BY_KERNELS, Shared, parse_variant
 from aotpack_runtime.format.weights_json import dump_set, parse_set
 
 FORMAT_VERSION = 3
@@ -42,7 +43,7 @@ def dump(index: Index) -> bytes:
     entries = {name: dump_entry(entry) for name, entry in sorted(index.entries.items())}
     for entry in entries.values():
         for record in (*entry["variants"], *entry["programs"]):
-            for field_name in SHARED:
+            for field_name in SHARED_BY_KERNELS if "launch" in record else SHARED:
                 record[field_name] = shared.setdefault(canonical(record[field_name]), len(shared))
     return canonical(
         {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from aotpack_runtime.format.choice import Axes
@@ -16,6 +15,7 @@ from aotpack_runtime.format.index import KernelRecipe
 from aotpack_runtime.format.launch import BLOCK_LIMIT, GRID_LIMITS
 from aotpack_runtime.format.plain import dump_file, parse_file, text
 from aotpack_runtime.format.words import Word, c_word, triton_word
+from aotpack_runtime.record import Record
 
 Json = Any
 MOST_FILES = 512
@@ -26,8 +26,7 @@ _AXIS = re.compile(r"\{(\w+)\}")
 _WORDS: Mapping[str, Callable[[str], Word]] = {"triton": triton_word, "nvrtc": c_word}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class Terms(Record, kw_only=True):
     """Parameters as templates over axes, the values of axes and how they are spelled in templates where that differs,
     the configs, and what must hold: `where` between numbers of a variant, `guards` and `limits` (an expression and its
     bounds) at a call."""

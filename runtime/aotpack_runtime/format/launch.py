@@ -7,12 +7,12 @@ neither Triton nor NVRTC to launch from it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from aotpack_runtime.format.expression import Expression, parse
 from aotpack_runtime.format.guard import DescriptorGuard, IntGuard, LeafGuard, NumberGuard, PointerGuard, ValueGuard
 from aotpack_runtime.format.tensor import ITEMSIZE_BYTES
+from aotpack_runtime.record import Record
 
 Json = Any
 
@@ -44,8 +44,7 @@ DESCRIPTOR_BYTES = 128
 """Size of a CUtensorMap; the driver wants it at an address divisible by 64."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Record):
     """One parameter of a kernel: a scalar or address as `struct` packs it, from the leaf `leaf` of the call; with no
     leaf it is a hidden parameter that is given as 0 (Triton's scratch pointers, of kernels that use none)."""
 
@@ -54,8 +53,7 @@ class Slot:
     leaf: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Descriptor:
+class Descriptor(Record):
     """A tensor descriptor (CUtensorMap) of the leaf `leaf`, made by the driver for each address, shape and strides.
 
     `block` is the box that one copy moves, in elements, innermost last; `swizzle` and `element` are the values of
@@ -69,8 +67,7 @@ class Descriptor:
     element: int
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(Record):
     """A size or stride of a tensor, passed beside its address or descriptor: `axis` of `sizes` or `strides`."""
 
     offset: int
@@ -83,8 +80,7 @@ class Extent:
 Parameter = Slot | Descriptor | Extent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class Launch(Record, kw_only=True):
     """One kernel of a cubin or PTX file and how it is launched.
 
     `grid` (in blocks), `block` (in threads) and `shared` (dynamic shared memory, in bytes) are over the int arguments

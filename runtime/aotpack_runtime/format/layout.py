@@ -10,6 +10,7 @@ sources/<sha256>.py|.cu  the text that kernels are compiled from
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 INDEX = "index.json"
 EXPORTED = "exported"
@@ -19,13 +20,12 @@ KERNELS = ("cubin", "ptx")
 """Kinds of artifact that are launched through the CUDA driver."""
 SOURCE_SUFFIXES = (".py", ".cu", ".h")
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_is_digest = re.compile(r"[0-9a-f]{64}").fullmatch
 
 
 def checked_digest(digest: str) -> str:
     """`digest` itself; ValueError when it is no sha256."""
-    if not _DIGEST.fullmatch(digest):
+    if not _is_digest(digest):
         raise ValueError(f"{digest[:80]!r} is not a sha256")
     return digest
 
@@ -33,11 +33,15 @@ def checked_digest(digest: str) -> str:
 def artifact(kind: str, digest: str, name: str) -> str:
     """Member path of a file of an artifact; ValueError for a digest or name that could leave its folder."""
     checked_digest(digest)
-    if not _FILE_NAME.fullmatch(name) or ".." in name:
+    _check_name(name)
+    return f"programs/{digest}.pt2" if kind == EXPORTED else f"artifacts/{digest}/{name}"
+
+
+@lru_cache(maxsize=256)
+def _check_name(name: str) -> None:
+    """Thousands of artifacts have files of a few names."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", name) or ".." in name:
         raise ValueError(f"{name[:80]!r} is not a plain file name")
-    if kind == EXPORTED:
-        return f"programs/{digest}.pt2"
-    return f"artifacts/{digest}/{name}"
 
 
 def weights(digest: str) -> str:

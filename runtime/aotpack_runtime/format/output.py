@@ -7,15 +7,13 @@ tensors that share memory with another output or an argument.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from aotpack_runtime.format.expression import Expression
 from aotpack_runtime.format.tensor import Scalar
 from aotpack_runtime.format.tree import Tree
+from aotpack_runtime.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Record):
     """Tensor number `index` of those the artifact returned; `shape` None where it depends on data."""
 
     index: int
@@ -23,29 +21,25 @@ class Result:
     shape: tuple[Expression, ...] | None = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(Record):
     """Leaf number `index` of the call, the same object."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(Record):
     """A scalar that does not depend on the call."""
 
     value: Scalar
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(Record):
     """An int computed from the sizes of the call."""
 
     size: Expression
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Record):
     """A tensor over the memory of a result or an argument; `conj` when it shows that memory conjugated."""
 
     of: Result | Argument
@@ -58,8 +52,7 @@ class View:
 OutputLeaf = Result | Argument | Value | Size | View
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
+class Outputs(Record):
     """The tree of the result and what stands at each of its leaves."""
 
     tree: Tree

@@ -6,7 +6,6 @@ variant's result.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
@@ -24,22 +23,26 @@ from aotpack_runtime.format.guard import (
     ValueGuard,
 )
 from aotpack_runtime.format.index import Entry, File, Index, Parameter, Recipe, Variant, WeightSet
-from aotpack_runtime.format.launch import check_launch
 from aotpack_runtime.format.output import Argument, OutputLeaf, Result, Size, View
 from aotpack_runtime.format.tree import LEAF, Tree, children, paths
 
-_OPERATOR = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
-_KINDS = {kind.name.lower(): kind for kind in inspect._ParameterKind}
+PARAMETER_KINDS = ("positional_only", "positional_or_keyword", "var_positional", "keyword_only", "var_keyword")
+"""Kinds of parameters, in the order in which a signature has them."""
 
 
 def check_parameters(parameters: Sequence[Parameter]) -> None:
     """They are a signature that Python can have, with defaults that can be rebuilt from plain values."""
-    inspect.Signature(
-        [
-            inspect.Parameter(each.name, _KINDS[each.kind], default=each.default or inspect.Parameter.empty)
-            for each in parameters
-        ]
-    )
+    places = [PARAMETER_KINDS.index(each.kind) for each in parameters]
+    if places != sorted(places):
+        raise ValueError(f"wrong parameter order: {', '.join(each.kind for each in parameters)}")
+    names = Counter(each.name for each in parameters)
+    if len(names) != len(parameters):
+        raise ValueError(f"duplicate parameter name: {names.most_common(1)[0][0]!r}")
+    defaulted = [each.default is not None for each in parameters if each.kind.startswith("positional_")]
+    if defaulted != sorted(defaulted):
+        raise ValueError("a parameter without a default follows one with a default")
+    if any(each.default is not None for each in parameters if each.kind.startswith("var_")):
+        raise ValueError("*args and **kwargs have no defaults")
     kinds = Counter(each.kind for each in parameters)
     if kinds["var_positional"] > 1 or kinds["var_keyword"] > 1:
         raise ValueError("more than one *args or **kwargs")
@@ -110,6 +113,8 @@ def _check_relations(variant: Variant) -> None:
             _check_layout(guard, sizes)
     _check_names(guards.where, sizes)
     if variant.launch is not None:
+        from aotpack_runtime.format.launch import check_launch  # models do without
+
         check_launch(variant.launch, guards.leaves)
         if any(tree != LEAF for tree in guards.trees):
             raise ValueError("a kernel takes no containers")
@@ -153,7 +158,7 @@ def check_kernel(entry: Entry) -> None:
         for name in names:
             if name not in known:
                 raise ValueError(f"{name!r} is none of {sorted(known)}")
-    if kernel.operator and not _OPERATOR.fullmatch(kernel.operator):
+    if kernel.operator and not re.fullmatch(r"[A-Za-z_]\w*::[A-Za-z_]\w*", kernel.operator):
         raise ValueError(f"{kernel.operator[:80]!r} is not ns::name")
 
 

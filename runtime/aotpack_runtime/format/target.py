@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from aotpack_runtime.format.gpu import Gpu, reject_cubin, reject_ptx, reject_shared
+from aotpack_runtime.record import Record
 
 
 class Machine(Protocol):
@@ -48,8 +48,7 @@ X86_64_LEVELS = {
 """Flags each level adds, as /proc/cpuinfo spells them (x86-64 psABI, table 3.1: lzcnt is `abm`, sse3 is `pni`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Record):
     """`device` is cpu or cuda; `needs` maps a requirement's name to its value, as the builder recorded it."""
 
     device: str

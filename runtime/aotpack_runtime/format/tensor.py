@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from aotpack_runtime.format.tree import Tree
+from aotpack_runtime.record import Record
 
 ITEMSIZE_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint16": 2, "uint32": 4, "uint64": 8,
@@ -25,8 +24,7 @@ SUBCLASS = "a subclass of torch.Tensor"
 Scalar = None | bool | int | float | complex | str
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMeta:
+class TensorMeta(Record):
     """One tensor of a call. `strides` count elements; `offset` is its address modulo 16 bytes.
 
     `odd` is "" for an ordinary strided tensor, else why compiled code must not see it ("is a FakeTensor", "has
@@ -46,8 +44,7 @@ class TensorMeta:
     locked: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Other:
+class Other(Record):
     """An argument that is neither a tensor nor a scalar, by the name of its type."""
 
     type_name: str
@@ -56,8 +53,7 @@ class Other:
 Leaf = TensorMeta | Scalar | Other
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Record):
     """One invocation as guards see it: a tree for each parameter, and the leaves of all of them in order.
 
     `state` holds what surrounds the call and changes its result, one line each ("autocast is on: cpu bfloat16");

@@ -10,8 +10,6 @@ A tree is nested tuples, so that two trees compare and hash as values:
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -55,6 +53,8 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
         return value
     if issubclass(kind, tuple):
         return kind(**fields)
+    import copy
+
     changed = copy.copy(value)
     for name, child in fields.items():
         object.__setattr__(changed, name, child)
@@ -63,7 +63,9 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
 
 def class_fields(kind: type) -> tuple[str, ...] | None:
     """Field names of a dataclass or named tuple, in order; None for anything else."""
-    if dataclasses.is_dataclass(kind):
+    if hasattr(kind, "__dataclass_fields__"):
+        import dataclasses  # who has such a class has imported it
+
         return tuple(field.name for field in dataclasses.fields(kind))
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return tuple(kind._fields)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aotpack_runtime.format.choice import parse_axes
 from aotpack_runtime.format.codec import dump_guards, dump_outputs, parse_guards, parse_outputs
 from aotpack_runtime.format.gpu import check_need
 from aotpack_runtime.format.index import ArtifactRef, Example, Recipe, RecipeTarget, Variant
-from aotpack_runtime.format.launch import dump_launch, parse_launch
 from aotpack_runtime.format.plain import dump_file, parse_file, text, texts
 from aotpack_runtime.format.target import Target
+from aotpack_runtime.record import EMPTY
+
+if TYPE_CHECKING:
+    from aotpack_runtime.format.choice import Axes
+    from aotpack_runtime.format.launch import Launch
 
 Json = Any
 
 SHARED = ("target", "outputs", "constants")
 """Fields of a variant that an index writes as a number, of the place under `shared` where their value stands."""
+
+SHARED_BY_KERNELS = (*SHARED, "guards", "launch")
+"""The same of a variant of a kernel: those of several architectures and configs are called and launched alike."""
 
 
 class Shared:
@@ -32,7 +38,7 @@ class Shared:
         """The field `name` of a variant's record, which holds the value or the number of its place."""
         value = record[name]
         if type(value) is not int:
-            return parse_field(value)
+            return self.once(value, parse_field) if name in ("guards", "launch") else parse_field(value)
         known = self._read.get((name, value))
         if known is None:
             if not 0 <= value < len(self._values):
@@ -70,6 +76,8 @@ def dump_variant(variant: Variant) -> Json:
         record["recipe"] = dump_recipe(variant.recipe)
     if variant.launch is None:
         return record
+    from aotpack_runtime.format.launch import dump_launch
+
     return record | {"axes": dict(variant.axes), "launch": dump_launch(variant.launch)}
 
 
@@ -85,23 +93,32 @@ def parse_variant(value: Json, shared: Shared | None = None) -> Variant:
         files={name: parse_file(file) for name, file in artifact["files"].items()},
     )
     ref.members()
-    is_kernel, guards = "launch" in value, value["guards"]
+    is_kernel = "launch" in value
+    axes, launch = _parse_launched(value, shared) if is_kernel else (EMPTY, None)
     return Variant(
         id=text(value["id"]),
         point=text(value["point"]),
         tier=value["tier"],
         target=shared.read(value, "target", _parse_target),
         artifact=ref,
-        # Kernels of several architectures are launched alike; each variant of a model has sizes of its own.
-        guards=shared.once(guards, parse_guards) if is_kernel else parse_guards(guards),
+        # Each variant of a model has sizes of its own.
+        guards=shared.read(value, "guards", parse_guards) if is_kernel else parse_guards(value["guards"]),
         outputs=shared.read(value, "outputs", parse_outputs),
         weights=text(value["weights"]),
         constants=shared.read(value, "constants", _parse_constants),
         examples=tuple(_parse_example(item) for item in value["examples"]),
-        axes=parse_axes(value["axes"]) if "axes" in value else {},
-        launch=shared.once(value["launch"], parse_launch) if is_kernel else None,
+        axes=axes,
+        launch=launch,
         recipe=_parse_recipe(value["recipe"]) if "recipe" in value else None,
     )
+
+
+def _parse_launched(value: Json, shared: Shared) -> tuple[Axes, Launch]:
+    """What only a variant of a kernel has."""
+    from aotpack_runtime.format.choice import parse_axes
+    from aotpack_runtime.format.launch import parse_launch
+
+    return parse_axes(value["axes"]), shared.read(value, "launch", parse_launch)
 
 
 def dump_recipe(recipe: Recipe) -> Json:

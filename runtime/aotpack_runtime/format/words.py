@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+from aotpack_runtime.record import Record
 
 Kind = Literal["pointer", "int", "float", "bool", "literal", "constexpr", "descriptor"]
 
@@ -17,8 +18,7 @@ DIVISORS = (1, 16)
 """What may stand after the colon: Triton's compiler uses the divisor 16 alone; 1 says nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(Record):
     """`type` as its compiler spells it; `dtype` torch's name of what a pointer leads to; `code` how `struct` packs it;
     `low` and `high` what an int holds; `block` the box of a descriptor."""
 

@@ -11,7 +11,6 @@ import math
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from aotpack_runtime.drivers import cuda
@@ -45,8 +44,12 @@ class KernelExecutable:
         # Parameter blocks that no launch is using: each launch takes one, so that threads do not share.
         self._free: list[cuda.Block] = []
         self._plain = self.launch.cluster == (1, 1, 1) and not self.launch.cooperative and not self.launch.overlap
+        plain = all(isinstance(parameter, Slot) for parameter in self.launch.parameters)
+        self._values: list[int | bytes] = [0] * len(self.launch.parameters) if plain else []
+        """What `_fixed` gives where no parameter is more than the value of an argument."""
         self._make = self._compile()
         self._make_torch: Callable[..., Serve] | None = None
+        self._torch_cannot = False
 
     def prepare(
         self,
@@ -68,10 +71,26 @@ class KernelExecutable:
         if 0 in grid:
             return _nothing_to_launch(tick)
         block, shared = tuple(extent(numbers) for extent in self.launch.block), self.launch.shared(numbers)
+        return self.sized((*grid, *block, shared), arguments, stream=stream, tick=tick, through_torch=through_torch)
+
+    def sized(
+        self,
+        sizes: Sequence[int],
+        arguments: Sequence[tuple[TensorMeta | None, Any]] = (),
+        *,
+        stream: Callable[[int], int],
+        tick: Callable[[], object],
+        through_torch: bool,
+    ) -> Serve:
+        """The same for the values of grid, block and shared memory. `arguments` are looked at where tensors are passed
+        by descriptor."""
+        grid, block, shared = sizes[:3], sizes[3:6], sizes[6]
+        if 0 in grid:
+            return _nothing_to_launch(tick)
         try:
             self._function.allow_shared(shared)
             send = cuda.launch if self._plain else self._sender(grid, block, shared)
-            fixed = [self._fixed(parameter, arguments) for parameter in self.launch.parameters]
+            fixed = self._values or [self._fixed(parameter, arguments) for parameter in self.launch.parameters]
         except cuda.DriverError as error:
             raise LaunchRefused(self.variant.id, error.message) from error
         serve: Serve = self._make(send, stream, tick, *grid, *block, shared, *fixed)
@@ -89,11 +108,14 @@ class KernelExecutable:
         tick: Callable[[], object],
     ) -> Serve:
         """The same launch by torch's launcher; `otherwise` where it cannot, and for what it refuses."""
-        torch_launch = loader(TORCH_LAUNCH)
-        launch, types = torch_launch.launcher(), torch_launch.types(self.launch)
-        if launch is None or types is None or not torch_launch.takes(grid, block):
+        if self._torch_cannot:
             return otherwise
+        torch_launch = loader(TORCH_LAUNCH)
         if self._make_torch is None:
+            launch, types = torch_launch.launcher(), torch_launch.types(self.launch)
+            if launch is None or types is None:
+                self._torch_cannot = True
+                return otherwise
             leaves = [p.leaf if isinstance(p, Slot) else None for p in self.launch.parameters]
             text = _TORCH_TEXT.format(
                 values=", ".join(f"a{leaf}" for leaf in range(len(self.variant.guards.leaves))),
@@ -103,6 +125,8 @@ class KernelExecutable:
             scope: dict[str, Any] = {"_function": int(self._function.handle), "_types": types, "_launch": launch}
             exec(compile(text, f"<aotpack kernel {self.variant.artifact.digest[:12]}>", "exec"), scope)  # noqa: S102
             self._make_torch = scope["make"]
+        if not torch_launch.takes(grid, block):
+            return otherwise
         made: Serve = self._make_torch(otherwise, stream, tick, *grid, block[0] // 32, shared)
         return made
 
@@ -247,7 +271,8 @@ def _on_its_device(serve: Serve, device: cuda.Device) -> Serve:
 def load(variant: Variant, files: Mapping[str, str], ordinal: int) -> KernelExecutable:
     """Load the variant's file, unless the process has, and find its kernel on a device; ArtifactError says why not."""
     (path,) = files.values()
-    data = Path(path).read_bytes()
+    with open(path, "rb") as file:
+        data = file.read()
     digest = hashlib.sha256(data).hexdigest()  # of what is there: with check="off" the index is not asked
     try:
         with _lock:
