@@ -185,11 +185,10 @@ def with_record(folder: Path, monkeypatch: pytest.MonkeyPatch, **changed: Json) 
     """The versions of this environment, with a record of them and CUDA headers to be found."""
     torch_version, triton_version = gate.versions()
     record = {"schema": gate.SCHEMA, "torch": torch_version, "triton": triton_version, "arch": "sm_90",
-              "gpu": "NVIDIA H200", "passed": True, **changed}  # fmt: skip
+              "gpu": "NVIDIA H200", "passed": True, "whole": True, **changed}  # fmt: skip
     (folder / "record.json").write_text(json.dumps(record))
-    found = gate._read(folder / "record.json")
-    proofs = [gate.Proof(*(found[name] for name in ("torch", "triton", "arch", "gpu", "passed")))] if found else []
-    monkeypatch.setattr(gate, "proofs", lambda: proofs)
+    found = list(gate.proofs_in(folder))
+    monkeypatch.setattr(gate, "proofs", lambda: found)
 
 
 @pytest.fixture
@@ -224,6 +223,7 @@ def test_versions_with_a_record_are_built_across(
     [
         ({"torch": "2.14.0"}, "torch 2.11.0 with triton 3.6.0 was not proven for cross builds (proven: torch 2.14.0 with triton 3.6.0)"),
         ({"triton": "3.7.0"}, "was not proven for cross builds (proven: torch 2.11.0 with triton 3.7.0)"),
+        ({"whole": False}, "was not proven for cross builds (proven: none yet)"),
         ({"passed": False}, "was not proven for cross builds (proven: none yet)"),
         ({"schema": "another"}, "was not proven for cross builds (proven: none yet)"),
     ],
@@ -415,11 +415,14 @@ def test_jobs_apart_see_no_gpu_and_share_no_process_with_others(
         "import os\n"
         "def tell(job, store):\n"
         "    if job.get('crash'): os.abort()\n"
-        "    return [os.getpid(), os.environ.get('CUDA_VISIBLE_DEVICES')]\n"
+        "    names = ('CUDA_VISIBLE_DEVICES', 'OMP_WAIT_POLICY', 'OMP_NUM_THREADS')\n"
+        "    return [os.getpid(), *map(os.environ.get, names)]\n"
     )
     root = Path(__file__).resolve().parents[2]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tmp_path, root, root / "runtime"))))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(12))
     original = subprocess.Popen
 
     def started(command: list[str], **kwargs: Any) -> Any:
@@ -441,6 +444,19 @@ def test_jobs_apart_see_no_gpu_and_share_no_process_with_others(
     assert across[0] not in (first[0], back[0])
     assert after[1] == "3"
     assert not _alive(across[0])
+    assert {one[2] for one in (first, across, after)} == {"PASSIVE"}
+    assert first[3] is None  # how many there are decides what is made for a CPU
+    assert across[3] == "12"
+
+
+@pytest.mark.parametrize(("count", "among", "threads"), [(12, 1, 12), (12, 5, 2), (2, 5, 6), (64, 50, 1)])
+def test_jobs_that_run_at_once_share_the_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, among: int, threads: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(12))
+    with Workers(Store(tmp_path), count) as workers:
+        monkeypatch.setattr(workers, "_run", lambda job, **how: how)
+        assert workers.submit({}, fresh=True, among=among).result()["threads"] == threads
 
 
 def _alive(pid: int) -> bool:
@@ -815,7 +831,7 @@ def test_a_record_of_prove_cross_is_what_the_gate_reads(tmp_path: Path, monkeypa
     from aotpack.prove import write_record
 
     record = {"schema": gate.SCHEMA, "torch": "2.11.0", "triton": "3.6.0", "arch": "sm_90", "gpu": "NVIDIA H200",
-              "passed": True, "entries": {}}  # fmt: skip
+              "passed": True, "whole": True, "entries": {}}  # fmt: skip
     place = tmp_path / "bench" / "results" / "cross"
     assert write_record(record, place).name == "2.11.0-3.6.0-sm_90.json"
     (place / "README.md").write_text("# not a record")
