@@ -33,6 +33,12 @@ def export_error(variant: str, error: Exception, folder: Path, leaves: Sequence[
     elif match := re.search(r"- Not all values of (\w+) = .* satisfy the generated guard (.+)", text):
         problem = f"the model treats the sizes of {match[1]!r} apart: this part of it needs {match[2]}{place}"
         hint = SPLIT
+    elif "torch._C.Generator" in text:
+        problem = f"draws from a torch.Generator of its own, which a program cannot hold{place}"
+        hint = "draw from torch's default generator, which the caller seeds with torch.manual_seed()"
+    elif "SymIntArrayRef expected to contain only concrete integers" in text:
+        problem = f"an operator that takes fixed sizes only is given a dim that varies{place}"
+        hint = "torch.rand() and the like are such with `generator=`: leave it out, or give the dim one size or a list"
     else:
         problem = f"cannot be exported{place}: {type(error).__name__}: {first_line(error)}"
         hint = _ONE_NAME if "must match the size" in text else ""

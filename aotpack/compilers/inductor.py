@@ -34,11 +34,14 @@ OPTIONS: Mapping[str, Json] = {
     "always_keep_tensor_constants": True,
     "joint_graph_constant_folding": False,
     "freezing": False,
+    "aot_inductor.emit_multi_arch_kernel": False,
+    "aot_inductor.custom_ops_to_c_shims": {},
     "cpp.dynamic_threads": True,
 }
 """What the promise rests on, not for the manifest to change: weights outside and never read (without
 `always_keep_tensor_constants` and `joint_graph_constant_folding`, 0-d and short tensors are inlined into the code), no
-host paths, cubins inside the library, threads counted where the code runs."""
+host paths, cubins inside the library and for one architecture each, custom operators called by their names (a C shim of
+their own would be a symbol that some library of the server has to define), threads counted where the code runs."""
 
 
 def package(

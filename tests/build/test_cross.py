@@ -20,6 +20,7 @@ from torch import nn
 from aotpack.compilers.attention import Attentions, attention_for, possible
 from aotpack.compilers.cross import gate
 from aotpack.compilers.cross.choices import Choices, config_record, kernel_digest
+from aotpack.compilers.cross.compile import _require_dtypes as require_dtypes
 from aotpack.compilers.cross.compile import constant_names
 from aotpack.compilers.cross.lowered import Lowered
 from aotpack.compilers.cross.moving import compile as move
@@ -74,6 +75,23 @@ class Mixes(nn.Module):
     def forward(self, x):
         return x + torch.ones(8)
 
+class Branches(nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda t: t + 1, lambda t: t.half().float() if t.is_cuda else t * 2, (x,))
+
+class Decides(nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda t: t + 1, lambda t: t * 2, (x,))
+
+class Hides(nn.Module):
+    def forward(self, x):
+        if isinstance(x, torch._subclasses.FakeTensor) and not torch.compiler.is_exporting():
+            raise RuntimeError("it needs values")
+        return x + 1
+
+def branches(): return Branches().eval()
+def decides(): return Decides().eval()
+def hides(): return Hides().eval()
 def plain(): return Plain().eval()
 def asks(): return Asks().eval()
 def casts(): return Casts().eval()
@@ -275,6 +293,16 @@ def test_an_option_that_times_kernels_is_refused(
     assert "inductor.max_autotune_gemm times kernels while it compiles, which takes a GPU; build natively" in way.reason
 
 
+def test_torchs_own_form_for_several_architectures_is_refused_for_one_variant_each(
+    tmp_path: Path, cuda_torch: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_record(tmp_path, monkeypatch)
+    option = "inductor: {aot_inductor.emit_multi_arch_kernel: true}"
+    way = way_of(gpu_plan(manifest(tmp_path, "arch: [sm_90], device: h200", entry=option)))
+    assert way.kind == "impossible"
+    assert "takes nvcc, and its PTX is compiled by each server's driver; a variant for each of the" in way.reason
+
+
 def test_a_cpu_build_of_torch_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
     if torch.version.cuda is not None:
         pytest.skip("this torch is a CUDA build")
@@ -378,6 +406,8 @@ def test_an_export_for_a_cpu_is_shared_and_moved(tmp_path: Path, store: Store) -
         ("casts", "does otherwise on a GPU than on a CPU"),
         ("stays", "returns a tensor in host memory when it is on a GPU (result 1)"),
         ("mixes", "fails on a GPU"),
+        ("branches", "does otherwise on a GPU than on a CPU"),
+        ("hides", "what it does on a GPU cannot be looked at without values: RuntimeError: it needs values"),
     ],
 )
 def test_a_model_that_is_another_one_on_a_gpu_is_refused(
@@ -387,6 +417,33 @@ def test_a_model_that_is_another_one_on_a_gpu_is_refused(
         moved(tmp_path, store, model)
     assert problem in str(caught.value)
     assert "build this target on a GPU" in str(caught.value.hint)
+
+
+def test_every_branch_of_a_model_is_looked_at(tmp_path: Path, store: Store) -> None:
+    before = torch.cond
+    _, _, after = moved(tmp_path, store, "decides")
+    assert len(after["programs"]) == 1
+    assert torch.cond is before
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype", "refused"),
+    [("sm_80", "float8_e4m3fn", True), ("sm_86", "float8_e4m3fn", True), ("sm_89", "float8_e4m3fn", False),
+     ("sm_90", "float8_e4m3fn", False), ("sm_80", "float8_e5m2", False), ("sm_80", "bfloat16", False)],
+)  # fmt: skip
+def test_numbers_that_an_architecture_does_not_know_are_refused_before_it_is_compiled_for(
+    arch: str, dtype: str, *, refused: bool
+) -> None:
+    class Rounds(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.to(getattr(torch, dtype)).float()
+
+    exported = torch.export.export(Rounds(), (torch.ones(4),))
+    context: Any = pytest.raises(CompileError) if refused else contextlib.nullcontext()
+    with context as caught:
+        require_dtypes(exported, {"variant": "e/n4/gpu", "arch": arch})
+    if refused:
+        assert caught.value.message == f"e/n4/gpu: float8_e4m3fn takes sm_89 or newer, and this is for {arch}"
 
 
 def test_a_variant_is_known_by_its_device_and_its_table(tmp_path: Path, store: Store) -> None:

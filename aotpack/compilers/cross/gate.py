@@ -109,6 +109,11 @@ def refusal(arch: str, inductor: Mapping[str, Json]) -> str | None:
     timed = sorted(name for name, value in inductor.items() if value and name.startswith(TIMED))
     if timed:
         return f"inductor.{timed[0]} times kernels while it compiles, which takes a GPU"
+    if inductor.get("aot_inductor.emit_multi_arch_kernel"):
+        return (
+            "inductor.aot_inductor.emit_multi_arch_kernel takes nvcc, and its PTX is compiled by each server's driver; "
+            "a variant for each of the target's architectures takes neither"
+        )
     try:
         cuda_headers()
     except MissingDependency as error:

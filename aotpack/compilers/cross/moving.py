@@ -2,14 +2,14 @@
 
 A model may do something else on a GPU: ask where its arguments are, or make a tensor in a place of its own. So it is
 called with fake tensors in both places, and what it calls of torch is compared: another sequence of calls, or a result
-that stays in host memory, is refused, since a program that was traced on a CPU would not be what eager is there.
+that stays in host memory, is refused, since a program that was traced on a CPU would not be what eager is there. So is
+a model that cannot be called without values. Of `torch.cond` and `while_loop` every branch is looked at.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ from aotpack_runtime.loaders.programs import read_program
 from aotpack_runtime.store import Store
 
 Json = Any
-log = logging.getLogger("aotpack.export")
 
 
 def compile(job: Mapping[str, Json], store: Store) -> Json:
@@ -95,13 +94,15 @@ def _require_alike(job: Mapping[str, Json], session: ExportSession, shape: Shape
     try:
         here, _ = _calls(flat, tensors, "cpu")
     except Exception as error:
-        log.info("what it does on a GPU cannot be looked at without values: %s", first_line(error))
-        return
+        problem = (
+            f"what it does on a GPU cannot be looked at without values: {type(error).__name__}: {first_line(error)}"
+        )
+        raise SourceError(job["source"], problem, hint="build this target on a GPU") from error
     try:
         there, results = _calls(flat, tensors, DEVICE)
     except Exception as error:
         if "CUDA driver" in str(error) or "NVIDIA driver" in str(error):
-            problem = "an operator of it asks the CUDA driver while it is traced, which takes a GPU"
+            problem = "an operator of it asks the CUDA driver while it is traced, as cuDNN's recurrent ones do"
             raise SourceError(job["source"], problem, hint="build this target on a GPU") from error
         raise _another_model(job, f"fails on a GPU: {type(error).__name__}: {first_line(error)}") from error
     for number, (mine, other) in enumerate(zip(here, there, strict=False)):
@@ -133,7 +134,7 @@ def _calls(flat: Flat, tensors: list[torch.Tensor], device: str) -> tuple[list[s
             made[id(tensor)] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         return made[id(tensor)]
 
-    with torch.no_grad(), mode, _autocast():
+    with torch.no_grad(), mode, _autocast(), _every_branch():
         owned = {
             **dict(flat.named_parameters(remove_duplicate=False)),
             **dict(flat.named_buffers(remove_duplicate=False)),
@@ -150,6 +151,31 @@ def _autocast() -> Iterator[None]:
     """torch would turn autocast for a GPU off where there is none."""
     there = mock.patch.object(common, "amp_definitely_not_available", return_value=False)
     with there, mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True):
+        yield
+
+
+@contextmanager
+def _every_branch() -> Iterator[None]:
+    """Control flow that values decide calls each of its functions once, one after another."""
+
+    def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any] = ()) -> Any:
+        results = [branch(*operands) for branch in (true_fn, false_fn)]
+        return results[0]
+
+    def while_loop(
+        cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried_inputs: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        cond_fn(*carried_inputs)
+        return tuple(body_fn(*carried_inputs))
+
+    import torch._higher_order_ops as operators
+    from torch._higher_order_ops import while_loop as _  # noqa: F401 - a module of the name of its function
+
+    with ExitStack() as stack:
+        for owner, name, function in (
+            (torch, "cond", cond), (operators, "cond", cond), (operators, "while_loop", while_loop),
+        ):  # fmt: skip
+            stack.enter_context(mock.patch.object(owner, name, function))
         yield
 
 
