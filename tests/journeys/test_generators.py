@@ -71,7 +71,7 @@ def test_a_generator_that_is_passed_in_is_eagers(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("model", "n", "problem", "hint"),
     [
-        ("kept", "4", "draws from a torch.Generator of its own, which a program cannot hold at drawing.py:15", "torch.manual_seed()"),
+        ("kept", "4", "draws from a torch.Generator of its own, which a program cannot hold", "torch.manual_seed()"),
         ("given", "{min: 2, max: 8}", "an operator that takes fixed sizes only is given a dim that varies at drawing.py:7", "leave it out, or give the dim one size"),
     ],
 )  # fmt: skip

@@ -23,9 +23,10 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from aotpack.compilers.aoti import parse_leaf
 from aotpack.compilers.cross.program import DEVICE, on_fake_gpu
-from aotpack.compilers.exported import ExportSession
+from aotpack.compilers.exporter import Exporter
 from aotpack.compilers.failures import first_line
 from aotpack.compilers.flat import Flat, Shape
+from aotpack.compilers.model import Model
 from aotpack.compilers.modules import import_modules, load_source
 from aotpack.compilers.programs import Program, store_program
 from aotpack.compilers.shapes import LeafSpec, TensorLeaf
@@ -47,11 +48,12 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     """
     export, folder = job["export"], Path(job["folder"])
     import_modules(job["imports"], folder)
-    session = ExportSession(job, load_source(job["source"], job["args"], folder), folder)
+    model = Model(job, load_source(job["source"], job["args"], folder))
+    exporter = Exporter(job, model, folder)
     for absent in distinct(tuple(variant["absent"]) for variant in job["variants"]):
         numbers = {job["program_of_variant"][v["id"]] for v in job["variants"] if tuple(v["absent"]) == absent}
         for number in sorted(numbers):
-            _require_alike(job, session, session.shape(absent), export["programs"][number])
+            _require_alike(job, model.module, exporter.shape(absent), export["programs"][number])
     return {
         **{name: value for name, value in export.items() if name != "depends"},
         "programs": [_moved(program, store) for program in export["programs"]],
@@ -86,11 +88,11 @@ def placed_leaf(leaf: LeafSpec, device: str) -> LeafSpec:
 # ------------------------------------------------------------------------------------- is it the same model there?
 
 
-def _require_alike(job: Mapping[str, Json], session: ExportSession, shape: Shape, record: Json) -> None:
+def _require_alike(job: Mapping[str, Json], module: torch.nn.Module, shape: Shape, record: Json) -> None:
     guards = parse_guards(record["guards"])
     example = tuple(tuple(item) if isinstance(item, list) else item for item in record["examples"][0])
     tensors = flat_tensors(guards, make_leaves(guards, example, job["fills"]))
-    flat = Flat(session.module, shape, job["outputs"])
+    flat = Flat(module, shape, job["outputs"])
     try:
         here, _ = _calls(flat, tensors, "cpu")
     except Exception as error:
