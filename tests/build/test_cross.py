@@ -7,7 +7,9 @@ import contextlib
 import json
 import os
 import subprocess
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,6 +91,15 @@ class Hides(nn.Module):
             raise RuntimeError("it needs values")
         return x + 1
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8)
+
+    def forward(self, x):
+        return self.lstm(x)[0]
+
+def recurrent(): return Recurrent().eval()
 def branches(): return Branches().eval()
 def decides(): return Decides().eval()
 def hides(): return Hides().eval()
@@ -406,10 +417,12 @@ def test_an_export_for_a_cpu_is_shared_and_moved(tmp_path: Path, store: Store) -
         ("casts", "does otherwise on a GPU than on a CPU"),
         ("stays", "returns a tensor in host memory when it is on a GPU (result 1)"),
         ("mixes", "fails on a GPU"),
+        ("recurrent", "its lstm is cuDNN's on a GPU, which asks the CUDA driver for itself"),
         ("branches", "does otherwise on a GPU than on a CPU"),
         ("hides", "what it does on a GPU cannot be looked at without values: RuntimeError: it needs values"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch's own LSTM sets some while it is exported
 def test_a_model_that_is_another_one_on_a_gpu_is_refused(
     tmp_path: Path, store: Store, model: str, problem: str
 ) -> None:
@@ -504,6 +517,28 @@ def test_jobs_apart_see_no_gpu_and_share_no_process_with_others(
     assert {one[2] for one in (first, across, after)} == {"PASSIVE"}
     assert first[3] is None  # how many there are decides what is made for a CPU
     assert across[3] == "12"
+
+
+def test_the_same_job_beside_itself_waits_for_its_folder(tmp_path: Path) -> None:
+    from aotpack.compilers.inductor import build_folder
+
+    store, inside, most = Store(tmp_path), 0, 0
+
+    def work() -> None:
+        nonlocal inside, most
+        with build_folder(store, "k" * 64) as folder:
+            inside += 1
+            most = max(most, inside)
+            (folder / "made").write_text("")
+            time.sleep(0.1)
+            assert (folder / "made").exists()
+            inside -= 1
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(work) for _ in range(4)]:
+            done.result()
+    assert most == 1
+    assert list((tmp_path / "build").iterdir()) == []
 
 
 @pytest.mark.parametrize(("count", "among", "threads"), [(12, 1, 12), (12, 5, 2), (2, 5, 6), (64, 50, 1)])
@@ -906,6 +941,7 @@ def test_every_record_that_is_checked_in_is_one() -> None:
         record = gate._read(path)
         assert record is not None
         assert path.name == f"{record['torch']}-{record['triton']}-{record['arch']}.json"
+        assert record["whole"] is True
 
 
 def test_headers_are_looked_for_and_their_lack_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

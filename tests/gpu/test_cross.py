@@ -26,7 +26,7 @@ REFUSED = {
     "asks": "does otherwise on a GPU than on a CPU",
     "branches": "does otherwise on a GPU than on a CPU",
     "casts": "does otherwise on a GPU than on a CPU",
-    "recurrent": "an operator of it asks the CUDA driver while it is traced",
+    "recurrent": "its lstm is cuDNN's on a GPU",
     "stays": "returns a tensor in host memory when it is on a GPU",
 }
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,16 +73,6 @@ def _(x):
     return torch.empty_like(x)
 
 def ends(): return Ends().eval()
-
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lstm = nn.LSTM(64, 64, batch_first=True)
-
-    def forward(self, x):
-        return self.lstm(x)[0]
-
-def recurrent(): return Recurrent().eval()
 
 @torch.library.custom_op("ends::shimmed", mutates_args=())
 def shimmed(x: torch.Tensor) -> torch.Tensor:
@@ -278,14 +269,6 @@ def test_a_c_shim_of_a_users_own_is_not_relied_on(tmp_path: Path, allowed: None)
     assert b"aoti_torch_cuda_ends_shimmed" not in library.read_bytes()
 
 
-def test_an_operator_that_asks_the_driver_is_refused_before_it_is_compiled(tmp_path: Path, allowed: None) -> None:
-    more = {"points": [{"dims": {"n": 4, "length": 8}}]}
-    path = manifest(tmp_path, source="recurrent", more=more)
-    with pytest.raises(AotpackError, match="asks the CUDA driver while it is traced") as caught:
-        build(read_manifest(path), tmp_path / "out", store=Store(tmp_path / "s"), jobs=1)
-    assert caught.value.hint == "build this target on a GPU"
-
-
 def test_attention_is_what_the_manifest_names(built: Result, tmp_path: Path, allowed: None) -> None:
     from aotpack.cli.inspect import _text, _value
 
@@ -313,6 +296,25 @@ def test_attention_that_nothing_named_can_serve_is_one_error(built: Result, tmp_
     ) as caught:
         build(read_manifest(manifest(tmp_path, more=more)), tmp_path / "out", store=Store(tmp_path / "s"), jobs=1)
     assert caught.value.hint == "add one that can serve it to the entry's `attention`"
+
+
+def test_a_proof_that_ran_nothing_passes_nothing(
+    tmp_path: Path, allowed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the GPU is lost after it was seen: both builds are one without it, the same job beside itself."""
+    from aotpack import prove as proving
+    from aotpack_runtime.format.gpu import Gpu
+
+    if torch.cuda.is_available():
+        pytest.skip("a native build is one here")
+    here = SimpleNamespace(gpu=Gpu((9, 0), (13, 0), "NVIDIA H200"))
+    monkeypatch.setattr(proving, "this_machine", lambda: here)
+    kept: list[Json] = []
+    record = proving.prove(read_manifest(manifest(tmp_path)), store=Store(tmp_path / "s"), keep=kept.append)
+    assert set(record["entries"]["e"]["seconds"]["cross"]) == {"export", "move", "cross"}
+    variant = "e/n0_16-length1_128/bfloat16/gpu"
+    assert record["failures"] == [f"{way}: {variant}: no CUDA device" for way in ("cross", "native")]
+    assert (record["passed"], record["missing"], len(kept)) == (False, ["e"], 2)
 
 
 def test_the_process_that_asked_compiles_for_its_cpu_as_before(built: Result) -> None:

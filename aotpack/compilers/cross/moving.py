@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.cuda.amp import common
+from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode, resolve_name
 
@@ -28,7 +29,7 @@ from aotpack.compilers.failures import first_line
 from aotpack.compilers.flat import Flat, Shape
 from aotpack.compilers.model import Model
 from aotpack.compilers.modules import import_modules, load_source
-from aotpack.compilers.programs import Program, store_program
+from aotpack.compilers.programs import Program, operators_of, store_program
 from aotpack.compilers.shapes import LeafSpec, TensorLeaf
 from aotpack.compilers.sizes import distinct, flat_tensors
 from aotpack_runtime.errors import SourceError
@@ -48,6 +49,8 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     """
     export, folder = job["export"], Path(job["folder"])
     import_modules(job["imports"], folder)
+    programs = [read_program(store.object(record["file"]["sha256"])) for record in export["programs"]]
+    _require_not_recurrent(job, programs)
     model = Model(job, load_source(job["source"], job["args"], folder))
     exporter = Exporter(job, model, folder)
     for absent in distinct(tuple(variant["absent"]) for variant in job["variants"]):
@@ -56,13 +59,13 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
             _require_alike(job, model.module, exporter.shape(absent), export["programs"][number])
     return {
         **{name: value for name, value in export.items() if name != "depends"},
-        "programs": [_moved(program, store) for program in export["programs"]],
+        "programs": [_moved(*pair, store) for pair in zip(export["programs"], programs, strict=True)],
         "program_of_variant": job["program_of_variant"],
     }
 
 
-def _moved(record: Json, store: Store) -> Json:
-    exported = on_fake_gpu(read_program(store.object(record["file"]["sha256"])))
+def _moved(record: Json, exported: ExportedProgram, store: Store) -> Json:
+    exported = on_fake_gpu(exported)
     leaves = tuple(placed_leaf(parse_leaf(leaf), "cuda") for leaf in record["leaves"])
     program = Program(
         exported=exported,
@@ -88,6 +91,21 @@ def placed_leaf(leaf: LeafSpec, device: str) -> LeafSpec:
 # ------------------------------------------------------------------------------------- is it the same model there?
 
 
+_RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
+
+
+def _require_not_recurrent(job: Mapping[str, Json], programs: Sequence[ExportedProgram]) -> None:
+    """SourceError for what cuDNN computes: it asks the CUDA driver while it is traced."""
+    for program in programs:
+        for operator in operators_of(program):
+            name = operator.name().partition(".")[0]
+            if name in _RECURRENT:
+                problem = (
+                    f"its {name.removeprefix('aten::')} is cuDNN's on a GPU, which asks the CUDA driver for itself"
+                )
+                raise SourceError(job["source"], problem, hint="build this target on a GPU")
+
+
 def _require_alike(job: Mapping[str, Json], module: torch.nn.Module, shape: Shape, record: Json) -> None:
     guards = parse_guards(record["guards"])
     example = tuple(tuple(item) if isinstance(item, list) else item for item in record["examples"][0])
@@ -104,7 +122,7 @@ def _require_alike(job: Mapping[str, Json], module: torch.nn.Module, shape: Shap
         there, results = _calls(flat, tensors, DEVICE)
     except Exception as error:
         if "CUDA driver" in str(error) or "NVIDIA driver" in str(error):
-            problem = "an operator of it asks the CUDA driver while it is traced, as cuDNN's recurrent ones do"
+            problem = "an operator of it asks the CUDA driver while it is traced, which takes a GPU"
             raise SourceError(job["source"], problem, hint="build this target on a GPU") from error
         raise _another_model(job, f"fails on a GPU: {type(error).__name__}: {first_line(error)}") from error
     for number, (mine, other) in enumerate(zip(here, there, strict=False)):
