@@ -92,6 +92,7 @@ def prove(
 def record_of(entries: Mapping[str, Json], wanted: Sequence[str], gpu: Gpu, *, whole: bool) -> Json:
     """What is known of the entries that are `wanted`, which are all of the manifest's if that is the `whole`. It passes
     when they all were built, compared and timed, and nothing failed."""
+    entries = {name: entries[name] for name in wanted if name in entries}
     missing = [name for name in wanted if not entries.get(name, {}).get("latency")]
     failures = [failure for entry in entries.values() for failure in entry["failures"]]
     ratios = [row["cross_us"] / row["native_us"] for entry in entries.values() for row in entry.get("latency", ())]
@@ -110,7 +111,7 @@ def record_of(entries: Mapping[str, Json], wanted: Sequence[str], gpu: Gpu, *, w
         "missing": missing,
         "failures": failures,
         "latency_ratio": {"worst": round(max(ratios, default=0), 4), "median": _median(ratios)},
-        "entries": dict(entries),
+        "entries": entries,
     }
 
 
@@ -197,7 +198,10 @@ def _timed(
     gpu: Gpu,
     store: Store,
 ) -> Json:
-    """The entry with its latency, as it was seen before if these very bundles were timed on this GPU."""
+    """The entry with its latency, as it was seen before if these very bundles were timed on this GPU. What failed is
+    not timed."""
+    if entry["failures"]:
+        return {**entry, "latency": []}
     key = fingerprint(
         {
             **{way: pair[way].digest for way in WAYS},
@@ -207,12 +211,11 @@ def _timed(
         }
     )
     before = store.get_record("proof", key)
-    if before is not None and not entry["failures"]:
+    if before is not None:
         return before
     source = plan.manifest.path.absolute().parent
     timed = {**entry, "latency": latency(pair, _entry(plan).entry, source, at)}
-    if not timed["failures"]:
-        store.put_record("proof", key, timed)
+    store.put_record("proof", key, timed)
     return timed
 
 

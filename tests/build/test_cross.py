@@ -417,12 +417,10 @@ def test_an_export_for_a_cpu_is_shared_and_moved(tmp_path: Path, store: Store) -
         ("casts", "does otherwise on a GPU than on a CPU"),
         ("stays", "returns a tensor in host memory when it is on a GPU (result 1)"),
         ("mixes", "fails on a GPU"),
-        ("recurrent", "its lstm is cuDNN's on a GPU, which asks the CUDA driver for itself"),
         ("branches", "does otherwise on a GPU than on a CPU"),
         ("hides", "what it does on a GPU cannot be looked at without values: RuntimeError: it needs values"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch's own LSTM sets some while it is exported
 def test_a_model_that_is_another_one_on_a_gpu_is_refused(
     tmp_path: Path, store: Store, model: str, problem: str
 ) -> None:
@@ -430,6 +428,19 @@ def test_a_model_that_is_another_one_on_a_gpu_is_refused(
         moved(tmp_path, store, model)
     assert problem in str(caught.value)
     assert "build this target on a GPU" in str(caught.value.hint)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch's own LSTM sets some while it is exported
+def test_recurrent_layers_are_refused_by_name(tmp_path: Path, store: Store) -> None:
+    path = manifest(tmp_path, "arch: [sm_90], device: h200", "recurrent", entry="targets: [gpu]")
+    (entry,) = make_plan(read_manifest(path, ["entries.e.points[0].dims.n=4"])).entries
+    assert isinstance(entry, EntryPlan)
+    plan = replace(entry, across=True)
+    record = json.loads(json.dumps(export(source_job(plan, tmp_path).payload, store)))
+    with pytest.raises(SourceError) as caught:
+        move(move_job(plan, record, tmp_path).payload, store)
+    assert "its lstm is cuDNN's on a GPU, which asks the CUDA driver for itself" in str(caught.value)
+    assert caught.value.hint == "build this target on a GPU"
 
 
 def test_every_branch_of_a_model_is_looked_at(tmp_path: Path, store: Store) -> None:
