@@ -60,19 +60,31 @@ def build(
     tuned kernels are built as if they had no table: to be tuned. `across` builds for named devices as if there was no
     GPU here.
     """
-    builder = _Builder(
-        make_plan(manifest, only=only, target=target),
-        store or Store(cache_dir() / "build"),
-        reporter or Reporter(),
-        keep_going=keep_going,
-        tables=tables,
-        across=across,
-    )
     place = out or Path("dist", f"{manifest.bundle.name}-{manifest.bundle.version}")
-    check_replaceable(Path(os.path.realpath(place)))
-    check_requires(manifest.requires)
-    with Workers(builder.store, jobs or default_jobs(manifest)) as workers:
-        return builder.run(place, workers)
+    plan, store = make_plan(manifest, only=only, target=target), store or Store(cache_dir() / "build")
+    with Workers(store, jobs or default_jobs(manifest)) as workers:
+        return build_plan(
+            plan, place, workers, store,
+            keep_going=keep_going, reporter=reporter or Reporter(), tables=tables, across=across,
+        )  # fmt: skip
+
+
+def build_plan(
+    plan: Plan,
+    out: Path,
+    workers: Workers,
+    store: Store,
+    *,
+    keep_going: bool = False,
+    reporter: Reporter,
+    tables: bool = True,
+    across: bool = False,
+) -> Result:
+    """Build a plan, or a part of one, in processes of `workers`, which other builds may share. As `build` does."""
+    builder = _Builder(plan, store, reporter, keep_going=keep_going, tables=tables, across=across)
+    check_replaceable(Path(os.path.realpath(out)))
+    check_requires(plan.manifest.requires)
+    return builder.run(out, workers)
 
 
 def default_jobs(manifest: Manifest) -> int:

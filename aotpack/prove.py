@@ -1,49 +1,46 @@
 """Is what is built without a GPU what a build on one gives? Built both ways on a GPU, and compared.
 
-Every variant is verified against eager by its build; kernels are compared byte by byte, and latency at each shape
-in rounds that take turns. The record is what `compilers/cross/gate.py` reads: a pair of torch and Triton is used for
-cross builds when a record of it says that every variant agreed.
+    build, all entries both ways at once -> what was built, as each is ready -> latency, when nothing else runs
+
+Every variant is verified against eager by its build. The record is what `compilers/cross/gate.py` reads: a pair of
+torch and Triton is used for cross builds when a record of all entries says that every variant agreed. What is known
+after each step is handed out, so that a run that is interrupted leaves it; a later one with the same store goes on.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import json
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 
-from aotpack.build import build
+from aotpack.build import build_plan, default_jobs
 from aotpack.compilers.cross.gate import ALLOW, SCHEMA, versions
-from aotpack.compilers.cubin import cubins_inside
-from aotpack.jobs import Result
+from aotpack.jobs import Reporter, Result
 from aotpack.manifest_model import Manifest
-from aotpack.plan import EntryPlan, make_plan
-from aotpack.verify import Bundle
-from aotpack_runtime import Session, load
-from aotpack_runtime.errors import MissingDevice, UsageError
-from aotpack_runtime.format.gpu import parse_arch
-from aotpack_runtime.format.index import Entry, Example, Variant
-from aotpack_runtime.loaders.inputs import make_leaves
-from aotpack_runtime.machine import this_machine
-from aotpack_runtime.torch_entry import TorchEntry
+from aotpack.plan import EntryPlan, Plan, make_plan
+from aotpack.prove_entry import WAYS, Pair, latency, what_was_built
+from aotpack.revisions import PROOF_REVISION
+from aotpack.workers import Workers
+from aotpack_runtime.errors import AotpackError, MissingDevice, UsageError
+from aotpack_runtime.format.fingerprint import fingerprint
+from aotpack_runtime.format.gpu import Gpu, parse_arch
+from aotpack_runtime.machine import cache_dir, this_machine
+from aotpack_runtime.store import Store
 
 Json = Any
 Report = Callable[[str], None]
-
-ROUNDS, CALLS = 7, 10
-"""Rounds that the ways take turns in, and calls of each way in a round; medians are of all of them."""
 
 
 def prove(
@@ -53,38 +50,53 @@ def prove(
     folder: Path | None = None,
     at: Mapping[str, Sequence[Mapping[str, int]]] = {},
     report: Report = lambda line: None,
+    keep: Callable[[Json], None] = lambda record: None,
+    store: Store | None = None,
 ) -> Json:
-    """The record of this torch, Triton and GPU. `at` has further sizes to time by entry; the bundles are kept in
-    `folder` where it is given. MissingDevice without a GPU."""
+    """The record of this torch, Triton and GPU; `keep` is called with what there is of it after each step. `at` has
+    further sizes to time by entry; the bundles are kept in `folder` where it is given. MissingDevice without a GPU.
+    """
     gpu = this_machine().gpu
     if gpu is None:
         raise MissingDevice("a proof compares with a native build", hint="run it on a GPU of the target's kind")
-    targets = _targets(manifest, str(gpu))
+    store = store or Store(cache_dir() / "build")
+    whole, plans = _of_gpu(make_plan(manifest), gpu), _of_gpu(make_plan(manifest, only=only), gpu)
+    if not whole:
+        raise UsageError(
+            f"no torch entry of the manifest is for {gpu} and names a device",
+            hint="give a target this arch and a `device`",
+        )
+    is_whole = {name: _variants(plan) for name, plan in plans.items()} == {n: _variants(p) for n, p in whole.items()}
+    entries: dict[str, Json] = {}
+
+    def known() -> Json:
+        return record_of(entries, list(plans), gpu, whole=is_whole)
+
     with tempfile.TemporaryDirectory() as made, _allowed():
-        place = folder or Path(made)
-        results: dict[str, dict[str, Result]] = {"cross": {}, "native": {}}
+        pairs: dict[str, Pair] = {}
         start = time.perf_counter()
-        for target in targets:
-            with ThreadPoolExecutor(2) as pool:
-                building = {
-                    way: pool.submit(
-                        build, manifest, place / f"{target}-{way}", only=only, target=target, across=way == "cross",
-                        keep_going=True,
-                    )
-                    for way in results
-                }  # fmt: skip
-            for way, future in building.items():
-                results[way][target] = future.result()
-            report(f"built {target} both ways in {time.perf_counter() - start:.0f} s")
-        entries: dict[str, Json] = {}
-        for target in targets:
-            pair = {way: done[target] for way, done in results.items()}
-            plan = make_plan(manifest, only=only, target=target)
-            names = [entry.entry for entry in plan.entries if isinstance(entry, EntryPlan)]
-            entries |= _compared(pair, names, manifest.path.absolute().parent, at, report)
-    torch_version, triton_version = versions()
-    ratios = [row["cross_us"] / row["native_us"] for entry in entries.values() for row in entry["latency"]]
+        with closing(_built(plans, folder or Path(made), store, default_jobs(manifest))) as built:
+            for name, pair in built:
+                pairs[name], entries[name] = pair, what_was_built(pair, _variants(plans[name]))
+                failed = len(entries[name]["failures"])
+                report(f"{name}: built both ways after {time.perf_counter() - start:.0f} s, {failed} failures")
+                keep(known())
+        for name, pair in pairs.items():
+            sizes = at.get(_entry(plans[name]).entry, ())
+            entries[name] = _timed(entries[name], pair, plans[name], sizes, gpu, store)
+            report(f"{name}: {_summary(entries[name])}")
+            keep(known())
+    return known()
+
+
+def record_of(entries: Mapping[str, Json], wanted: Sequence[str], gpu: Gpu, *, whole: bool) -> Json:
+    """What is known of the entries that are `wanted`, which are all of the manifest's if that is the `whole`. It passes
+    when they all were built, compared and timed, and nothing failed."""
+    entries = {name: entries[name] for name in wanted if name in entries}
+    missing = [name for name in wanted if not entries.get(name, {}).get("latency")]
     failures = [failure for entry in entries.values() for failure in entry["failures"]]
+    ratios = [row["cross_us"] / row["native_us"] for entry in entries.values() for row in entry.get("latency", ())]
+    torch_version, triton_version = versions()
     return {
         "schema": SCHEMA,
         "torch": torch_version,
@@ -94,7 +106,9 @@ def prove(
         "cuda": torch.version.cuda,
         "cuda_driver": ".".join(map(str, gpu.driver)),
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "passed": not failures and bool(entries),
+        "passed": whole and bool(wanted) and not missing and not failures,
+        "whole": whole and not missing,
+        "missing": missing,
         "failures": failures,
         "latency_ratio": {"worst": round(max(ratios, default=0), 4), "median": _median(ratios)},
         "entries": entries,
@@ -102,28 +116,43 @@ def prove(
 
 
 def write_record(record: Json, folder: Path) -> Path:
-    """The record as a file of its own in `folder`, named after what it is of."""
+    """The record as a file of its own in `folder`, named after what it is of: one of some entries as `.partial.json`,
+    beside that of all, which it leaves alone and is replaced by."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{record['torch']}-{record['triton']}-{record['arch']}.json"
+    stem = f"{record['torch']}-{record['triton']}-{record['arch']}"
+    partial = folder / f"{stem}.partial.json"
+    path = folder / f"{stem}.json" if record["whole"] else partial
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
     temporary.replace(path)
+    if path != partial:
+        partial.unlink(missing_ok=True)
     return path
 
 
-def _targets(manifest: Manifest, arch: str) -> list[str]:
-    capability = parse_arch(arch).capability
+def _of_gpu(plan: Plan, gpu: Gpu) -> dict[str, Plan]:
+    """The plan of each torch entry for a GPU of this capability that names its device, by its name; where several
+    targets are of such, by the target's name too."""
+    capability = parse_arch(str(gpu)).capability
     found = [
-        entry.target
-        for entry in make_plan(manifest).entries
+        entry
+        for entry in plan.entries
         if isinstance(entry, EntryPlan) and entry.gpu and parse_arch(entry.arch).capability == capability
     ]
-    if not found:
-        raise UsageError(
-            f"no torch entry of the manifest is for {arch} and names a device",
-            hint="give a target this arch and a `device`",
-        )
-    return list(dict.fromkeys(found))
+    several = len({entry.target for entry in found}) > 1
+    return {
+        f"{entry.target}/{entry.entry}" if several else entry.entry: replace(plan, entries=(entry,)) for entry in found
+    }
+
+
+def _entry(plan: Plan) -> EntryPlan:
+    (entry,) = plan.entries
+    assert isinstance(entry, EntryPlan)
+    return entry
+
+
+def _variants(plan: Plan) -> list[str]:
+    return [variant.id for variant in _entry(plan).variants]
 
 
 @contextmanager
@@ -134,118 +163,65 @@ def _allowed() -> Iterator[None]:
         yield
 
 
-def _compared(
-    pair: Mapping[str, Result],
-    names: Sequence[str],
-    folder: Path,
-    at: Mapping[str, Sequence[Mapping[str, int]]],
-    report: Report,
-) -> dict[str, Json]:
-    bundles = {way: Bundle(str(done.path), folder) for way, done in pair.items()}
-    left_out = {way: done.failures for way, done in pair.items()}
-    sessions = {way: load(str(done.path), device="cuda", mode="strict", source="never") for way, done in pair.items()}
-    found: dict[str, Json] = {}
-    for name in names:
-        record: Json = {"failures": [], "verified": {}, "kernels": {}, "latency": [], "seconds": {}}
-        for way, done in pair.items():
-            record["failures"] += [f"{way}: {v}: {why}" for v, why in left_out[way].items() if v.startswith(name + "/")]
-            steps = [(kind, s) for kind, step, s in done.steps if step.startswith(name + "/")]
-            record["seconds"][way] = {kind: round(sum(s for k, s in steps if k == kind), 2) for kind, _ in steps}
-            for variant, seen in done.verified.items():
-                if variant.startswith(name + "/"):
-                    error = float(f"{seen['largest_error']:.3g}")
-                    refused = {"refused": seen["refused"]} if seen.get("refused") else {}
-                    record["verified"].setdefault(variant, {})[way] = {
-                        "cases": seen["cases"], "largest_error": error, **refused,
-                    }  # fmt: skip
-        cross, native = (bundles[way].index.entries.get(name) for way in ("cross", "native"))
-        for one in cross.variants if cross else ():
-            other = next((v for v in native.variants if v.id == one.id), None) if native else None
-            if cross is None or other is None:
-                continue
-            record["kernels"][one.id] = _kernels(sessions, one, other)
-            record["latency"] += list(_latency(bundles["cross"], sessions, cross, one, other, at.get(name, ())))
-        report(f"{name}: {_summary(record)}")
-        found[name] = record
-    for session in sessions.values():
-        session.close()
-    return found
+def _built(plans: Mapping[str, Plan], place: Path, store: Store, jobs: int) -> Generator[tuple[str, Pair]]:
+    """Each entry when both of its builds are done. They share the processes of one pool for each way; when the caller
+    goes away those are ended, and their builds with them."""
+    with ExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor(2 * len(plans)))
+        workers = {way: stack.enter_context(Workers(store, max(1, jobs // 2))) for way in WAYS}
+        running: dict[Future[Result], tuple[str, str]] = {}
+        for name, plan in plans.items():
+            for way in WAYS:
+                out = place / f"{name.replace('/', '-')}-{way}"
+                future = threads.submit(
+                    build_plan, plan, out, workers[way], store, keep_going=True, reporter=Reporter(),
+                    across=way == "cross",
+                )  # fmt: skip
+                running[future] = (name, way)
+        done: dict[str, dict[str, Result]] = {name: {} for name in plans}
+        for future in as_completed(running):
+            name, way = running[future]
+            try:
+                done[name][way] = future.result()
+            except AotpackError as error:
+                lost = dict.fromkeys(_variants(plans[name]), str(error))
+                done[name][way] = Result(Path(), "", failures=lost)
+            if len(done[name]) == len(WAYS):
+                yield name, done[name]
+
+
+def _timed(
+    entry: Json,
+    pair: Pair,
+    plan: Plan,
+    at: Sequence[Mapping[str, int]],
+    gpu: Gpu,
+    store: Store,
+) -> Json:
+    """The entry with its latency, as it was seen before if these very bundles were timed on this GPU. What failed is
+    not timed."""
+    if entry["failures"]:
+        return {**entry, "latency": []}
+    key = fingerprint(
+        {
+            **{way: pair[way].digest for way in WAYS},
+            "gpu": [gpu.name, list(gpu.driver)],
+            "at": [dict(sizes) for sizes in at],
+            "aotpack": PROOF_REVISION,
+        }
+    )
+    before = store.get_record("proof", key)
+    if before is not None:
+        return before
+    source = plan.manifest.path.absolute().parent
+    timed = {**entry, "latency": latency(pair, _entry(plan).entry, source, at)}
+    store.put_record("proof", key, timed)
+    return timed
 
 
 def _summary(record: Json) -> str:
     rows = [f"{row['sizes']} {row['cross_us'] / row['native_us']:.3f} x native" for row in record["latency"]]
     return "; ".join([*rows, *record["failures"]]) or "nothing compared"
-
-
-def _kernels(sessions: Mapping[str, Session], one: Variant, other: Variant) -> Json:
-    """How many of the kernels, by their bytes, are the same both ways."""
-    digests = {}
-    for way, variant in (("cross", one), ("native", other)):
-        (member,) = [name for name in variant.artifact.members() if name.endswith("model.so")]
-        cubins = cubins_inside(sessions[way].bundle.path(member))
-        digests[way] = {hashlib.sha256(cubin).hexdigest() for cubin in cubins}
-    return {
-        "cross": len(digests["cross"]),
-        "native": len(digests["native"]),
-        "same": len(set.intersection(*digests.values())),
-    }
-
-
-def _latency(
-    bundle: Bundle,
-    sessions: Mapping[str, Session],
-    entry: Entry,
-    one: Variant,
-    other: Variant,
-    at: Sequence[Mapping[str, int]],
-) -> Iterator[Json]:
-    reference = bundle.reference(_model(sessions["cross"], entry.name), one.weights, sessions["cross"])
-    for example in _shapes(one, at):
-        leaves = make_leaves(one.guards, example, entry.fills, device="cuda")
-        ways: dict[str, Callable[[], Any]] = {
-            "eager": reference.calling(one, leaves),
-            "native": partial(_model(sessions["native"], entry.name).serve_for(other), *leaves),
-            "cross": partial(_model(sessions["cross"], entry.name).serve_for(one), *leaves),
-        }
-        times: dict[str, list[float]] = {way: [] for way in ways}
-        with torch.no_grad():
-            for run in ways.values():
-                for _ in range(CALLS):
-                    run()
-            for _ in range(ROUNDS):
-                for way, run in ways.items():
-                    times[way] += _timed(run)
-        sizes = [list(size) if isinstance(size, tuple) else size for size in example if size is not None]
-        medians = {f"{way}_us": round(statistics.median(found), 1) for way, found in times.items()}
-        yield {"variant": one.id, "sizes": sizes, **medians}
-
-
-def _model(session: Session, name: str) -> TorchEntry:
-    entry = session[name]
-    assert isinstance(entry, TorchEntry)
-    return entry
-
-
-def _timed(run: Callable[[], Any]) -> list[float]:
-    found = []
-    torch.cuda.synchronize()
-    for _ in range(CALLS):
-        start = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        found.append(1e6 * (time.perf_counter() - start))
-    return found
-
-
-def _shapes(variant: Variant, at: Sequence[Mapping[str, int]]) -> list[Example]:
-    """The variant's own examples (opt, min, max), and the sizes `at`, by dim of its first argument in their order."""
-    found = dict.fromkeys(variant.examples)
-    opt = variant.examples[0]
-    for sizes in at:
-        first = next(size for size in opt if isinstance(size, tuple))
-        changed = {first[axis]: value for axis, value in enumerate(sizes.values())}
-        found.setdefault(tuple(tuple(changed.get(s, s) for s in e) if isinstance(e, tuple) else e for e in opt))
-    return list(found)
 
 
 def _median(values: Sequence[float]) -> float:

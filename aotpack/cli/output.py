@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
@@ -75,10 +76,19 @@ def run(app: typer.Typer) -> int:
         show()
         return int(code)
     if status in {INTERRUPTED, TERMINATED}:
+        said = f"interrupted; {_left[-1]} has what was done so far" if _left else "interrupted; nothing was written"
         if as_json:
-            _print_failure({"type": "Interrupted", "message": "interrupted; nothing was written"}, status)
-        note("interrupted; nothing was written")
+            _print_failure({"type": "Interrupted", "message": said}, status)
+        note(said)
     return status if isinstance(status, int) else 0
+
+
+_left: list[str] = []
+
+
+def leave(path: Path) -> None:
+    """Were the command to be interrupted now, `path` has what was done so far."""
+    _left.append(str(path))
 
 
 def _terminated(number: int, frame: object) -> NoReturn:

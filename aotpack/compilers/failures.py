@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from aotpack.compilers.modules import (
-    user_place,
-)
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from aotpack.compilers.modules import user_place
 from aotpack.compilers.shapes import LeafSpec, ValueLeaf
 from aotpack_runtime.errors import CompileError
 
@@ -33,12 +35,32 @@ def export_error(variant: str, error: Exception, folder: Path, leaves: Sequence[
     elif match := re.search(r"- Not all values of (\w+) = .* satisfy the generated guard (.+)", text):
         problem = f"the model treats the sizes of {match[1]!r} apart: this part of it needs {match[2]}{place}"
         hint = SPLIT
+    elif "torch._C.Generator" in text:
+        problem, hint = f"{_GENERATOR}{place}", _DEFAULT_GENERATOR
+    elif "SymIntArrayRef expected to contain only concrete integers" in text:
+        problem = f"an operator that takes fixed sizes only is given a dim that varies{place}"
+        hint = "torch.rand() and the like are such with `generator=`: leave it out, or give the dim one size or a list"
     else:
         problem = f"cannot be exported{place}: {type(error).__name__}: {first_line(error)}"
         hint = _ONE_NAME if "must match the size" in text else ""
     return CompileError(variant, problem, hint=hint)
 
 
+def require_tensors(variant: str, exported: ExportedProgram) -> None:
+    """CompileError for a program that holds an object of Python's: torch 2.13 exports one, and cannot read it back."""
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind == InputKind.CUSTOM_OBJ:
+            held = exported.constants.get(str(spec.target))
+            if isinstance(held, torch.Generator):
+                raise CompileError(variant, _GENERATOR, hint=_DEFAULT_GENERATOR)
+            raise CompileError(
+                variant, f"uses an object that a program cannot hold: {type(held).__name__} {spec.target}",
+                hint="pass tensors and numbers to operators",
+            )  # fmt: skip
+
+
+_GENERATOR = "draws from a torch.Generator of its own, which a program cannot hold"
+_DEFAULT_GENERATOR = "draw from torch's default generator, which the caller seeds with torch.manual_seed()"
 _ONE_NAME = "dims that must be equal take one name in the manifest"
 
 

@@ -22,6 +22,7 @@ from torch.export import ExportedProgram
 
 from aotpack.compilers.kernels import raising_kernels
 from aotpack_runtime.errors import CompileError
+from aotpack_runtime.jit.flight import held
 from aotpack_runtime.store import Store
 
 Json = Any
@@ -34,11 +35,14 @@ OPTIONS: Mapping[str, Json] = {
     "always_keep_tensor_constants": True,
     "joint_graph_constant_folding": False,
     "freezing": False,
+    "aot_inductor.emit_multi_arch_kernel": False,
+    "aot_inductor.custom_ops_to_c_shims": {},
     "cpp.dynamic_threads": True,
 }
 """What the promise rests on, not for the manifest to change: weights outside and never read (without
 `always_keep_tensor_constants` and `joint_graph_constant_folding`, 0-d and short tensors are inlined into the code), no
-host paths, cubins inside the library, threads counted where the code runs."""
+host paths, cubins inside the library and for one architecture each, custom operators called by their names (a C shim of
+their own would be a symbol that some library of the server has to define), threads counted where the code runs."""
 
 
 def package(
@@ -180,14 +184,18 @@ and 1 and the strides of dims of 1, which guards let through."""
 
 @contextmanager
 def build_folder(store: Store, key: str) -> Iterator[Path]:
-    """A folder of this job's own, gone afterwards."""
+    """A folder of this job's own, gone afterwards. It is named after the job, so that two builds give the same bytes:
+    whoever does the same job beside it waits."""
     folder = store.root / "build" / key[:32]
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, mode=0o700)
-    try:
-        yield folder
-    finally:
+    lock = folder.with_name(f"{folder.name}.lock")
+    with held(lock):
         shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, mode=0o700)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.unlink(missing_ok=True)
 
 
 def _meaningful(error: Exception) -> str:

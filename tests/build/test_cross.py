@@ -7,7 +7,9 @@ import contextlib
 import json
 import os
 import subprocess
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ from torch import nn
 from aotpack.compilers.attention import Attentions, attention_for, possible
 from aotpack.compilers.cross import gate
 from aotpack.compilers.cross.choices import Choices, config_record, kernel_digest
+from aotpack.compilers.cross.compile import _require_dtypes as require_dtypes
 from aotpack.compilers.cross.compile import constant_names
 from aotpack.compilers.cross.lowered import Lowered
 from aotpack.compilers.cross.moving import compile as move
@@ -74,6 +77,32 @@ class Mixes(nn.Module):
     def forward(self, x):
         return x + torch.ones(8)
 
+class Branches(nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda t: t + 1, lambda t: t.half().float() if t.is_cuda else t * 2, (x,))
+
+class Decides(nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda t: t + 1, lambda t: t * 2, (x,))
+
+class Hides(nn.Module):
+    def forward(self, x):
+        if isinstance(x, torch._subclasses.FakeTensor) and not torch.compiler.is_exporting():
+            raise RuntimeError("it needs values")
+        return x + 1
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8)
+
+    def forward(self, x):
+        return self.lstm(x)[0]
+
+def recurrent(): return Recurrent().eval()
+def branches(): return Branches().eval()
+def decides(): return Decides().eval()
+def hides(): return Hides().eval()
 def plain(): return Plain().eval()
 def asks(): return Asks().eval()
 def casts(): return Casts().eval()
@@ -185,11 +214,10 @@ def with_record(folder: Path, monkeypatch: pytest.MonkeyPatch, **changed: Json) 
     """The versions of this environment, with a record of them and CUDA headers to be found."""
     torch_version, triton_version = gate.versions()
     record = {"schema": gate.SCHEMA, "torch": torch_version, "triton": triton_version, "arch": "sm_90",
-              "gpu": "NVIDIA H200", "passed": True, **changed}  # fmt: skip
+              "gpu": "NVIDIA H200", "passed": True, "whole": True, **changed}  # fmt: skip
     (folder / "record.json").write_text(json.dumps(record))
-    found = gate._read(folder / "record.json")
-    proofs = [gate.Proof(*(found[name] for name in ("torch", "triton", "arch", "gpu", "passed")))] if found else []
-    monkeypatch.setattr(gate, "proofs", lambda: proofs)
+    found = list(gate.proofs_in(folder))
+    monkeypatch.setattr(gate, "proofs", lambda: found)
 
 
 @pytest.fixture
@@ -224,6 +252,7 @@ def test_versions_with_a_record_are_built_across(
     [
         ({"torch": "2.14.0"}, "torch 2.11.0 with triton 3.6.0 was not proven for cross builds (proven: torch 2.14.0 with triton 3.6.0)"),
         ({"triton": "3.7.0"}, "was not proven for cross builds (proven: torch 2.11.0 with triton 3.7.0)"),
+        ({"whole": False}, "was not proven for cross builds (proven: none yet)"),
         ({"passed": False}, "was not proven for cross builds (proven: none yet)"),
         ({"schema": "another"}, "was not proven for cross builds (proven: none yet)"),
     ],
@@ -273,6 +302,16 @@ def test_an_option_that_times_kernels_is_refused(
     way = way_of(gpu_plan(path))
     assert way.kind == "impossible"
     assert "inductor.max_autotune_gemm times kernels while it compiles, which takes a GPU; build natively" in way.reason
+
+
+def test_torchs_own_form_for_several_architectures_is_refused_for_one_variant_each(
+    tmp_path: Path, cuda_torch: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_record(tmp_path, monkeypatch)
+    option = "inductor: {aot_inductor.emit_multi_arch_kernel: true}"
+    way = way_of(gpu_plan(manifest(tmp_path, "arch: [sm_90], device: h200", entry=option)))
+    assert way.kind == "impossible"
+    assert "takes nvcc, and its PTX is compiled by each server's driver; a variant for each of the" in way.reason
 
 
 def test_a_cpu_build_of_torch_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
@@ -378,6 +417,8 @@ def test_an_export_for_a_cpu_is_shared_and_moved(tmp_path: Path, store: Store) -
         ("casts", "does otherwise on a GPU than on a CPU"),
         ("stays", "returns a tensor in host memory when it is on a GPU (result 1)"),
         ("mixes", "fails on a GPU"),
+        ("branches", "does otherwise on a GPU than on a CPU"),
+        ("hides", "what it does on a GPU cannot be looked at without values: RuntimeError: it needs values"),
     ],
 )
 def test_a_model_that_is_another_one_on_a_gpu_is_refused(
@@ -387,6 +428,46 @@ def test_a_model_that_is_another_one_on_a_gpu_is_refused(
         moved(tmp_path, store, model)
     assert problem in str(caught.value)
     assert "build this target on a GPU" in str(caught.value.hint)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch's own LSTM sets some while it is exported
+def test_recurrent_layers_are_refused_by_name(tmp_path: Path, store: Store) -> None:
+    path = manifest(tmp_path, "arch: [sm_90], device: h200", "recurrent", entry="targets: [gpu]")
+    (entry,) = make_plan(read_manifest(path, ["entries.e.points[0].dims.n=4"])).entries
+    assert isinstance(entry, EntryPlan)
+    plan = replace(entry, across=True)
+    record = json.loads(json.dumps(export(source_job(plan, tmp_path).payload, store)))
+    with pytest.raises(SourceError) as caught:
+        move(move_job(plan, record, tmp_path).payload, store)
+    assert "its lstm is cuDNN's on a GPU, which asks the CUDA driver for itself" in str(caught.value)
+    assert caught.value.hint == "build this target on a GPU"
+
+
+def test_every_branch_of_a_model_is_looked_at(tmp_path: Path, store: Store) -> None:
+    before = torch.cond
+    _, _, after = moved(tmp_path, store, "decides")
+    assert len(after["programs"]) == 1
+    assert torch.cond is before
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype", "refused"),
+    [("sm_80", "float8_e4m3fn", True), ("sm_86", "float8_e4m3fn", True), ("sm_89", "float8_e4m3fn", False),
+     ("sm_90", "float8_e4m3fn", False), ("sm_80", "float8_e5m2", False), ("sm_80", "bfloat16", False)],
+)  # fmt: skip
+def test_numbers_that_an_architecture_does_not_know_are_refused_before_it_is_compiled_for(
+    arch: str, dtype: str, *, refused: bool
+) -> None:
+    class Rounds(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.to(getattr(torch, dtype)).float()
+
+    exported = torch.export.export(Rounds(), (torch.ones(4),))
+    context: Any = pytest.raises(CompileError) if refused else contextlib.nullcontext()
+    with context as caught:
+        require_dtypes(exported, {"variant": "e/n4/gpu", "arch": arch})
+    if refused:
+        assert caught.value.message == f"e/n4/gpu: float8_e4m3fn takes sm_89 or newer, and this is for {arch}"
 
 
 def test_a_variant_is_known_by_its_device_and_its_table(tmp_path: Path, store: Store) -> None:
@@ -415,11 +496,14 @@ def test_jobs_apart_see_no_gpu_and_share_no_process_with_others(
         "import os\n"
         "def tell(job, store):\n"
         "    if job.get('crash'): os.abort()\n"
-        "    return [os.getpid(), os.environ.get('CUDA_VISIBLE_DEVICES')]\n"
+        "    names = ('CUDA_VISIBLE_DEVICES', 'OMP_WAIT_POLICY', 'OMP_NUM_THREADS')\n"
+        "    return [os.getpid(), *map(os.environ.get, names)]\n"
     )
     root = Path(__file__).resolve().parents[2]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tmp_path, root, root / "runtime"))))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(12))
     original = subprocess.Popen
 
     def started(command: list[str], **kwargs: Any) -> Any:
@@ -441,6 +525,41 @@ def test_jobs_apart_see_no_gpu_and_share_no_process_with_others(
     assert across[0] not in (first[0], back[0])
     assert after[1] == "3"
     assert not _alive(across[0])
+    assert {one[2] for one in (first, across, after)} == {"PASSIVE"}
+    assert first[3] is None  # how many there are decides what is made for a CPU
+    assert across[3] == "12"
+
+
+def test_the_same_job_beside_itself_waits_for_its_folder(tmp_path: Path) -> None:
+    from aotpack.compilers.inductor import build_folder
+
+    store, inside, most = Store(tmp_path), 0, 0
+
+    def work() -> None:
+        nonlocal inside, most
+        with build_folder(store, "k" * 64) as folder:
+            inside += 1
+            most = max(most, inside)
+            (folder / "made").write_text("")
+            time.sleep(0.1)
+            assert (folder / "made").exists()
+            inside -= 1
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(work) for _ in range(4)]:
+            done.result()
+    assert most == 1
+    assert list((tmp_path / "build").iterdir()) == []
+
+
+@pytest.mark.parametrize(("count", "among", "threads"), [(12, 1, 12), (12, 5, 2), (2, 5, 6), (64, 50, 1)])
+def test_jobs_that_run_at_once_share_the_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, among: int, threads: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(12))
+    with Workers(Store(tmp_path), count) as workers:
+        monkeypatch.setattr(workers, "_run", lambda job, **how: how)
+        assert workers.submit({}, fresh=True, among=among).result()["threads"] == threads
 
 
 def _alive(pid: int) -> bool:
@@ -815,7 +934,7 @@ def test_a_record_of_prove_cross_is_what_the_gate_reads(tmp_path: Path, monkeypa
     from aotpack.prove import write_record
 
     record = {"schema": gate.SCHEMA, "torch": "2.11.0", "triton": "3.6.0", "arch": "sm_90", "gpu": "NVIDIA H200",
-              "passed": True, "entries": {}}  # fmt: skip
+              "passed": True, "whole": True, "entries": {}}  # fmt: skip
     place = tmp_path / "bench" / "results" / "cross"
     assert write_record(record, place).name == "2.11.0-3.6.0-sm_90.json"
     (place / "README.md").write_text("# not a record")
@@ -833,6 +952,7 @@ def test_every_record_that_is_checked_in_is_one() -> None:
         record = gate._read(path)
         assert record is not None
         assert path.name == f"{record['torch']}-{record['triton']}-{record['arch']}.json"
+        assert record["whole"] is True
 
 
 def test_headers_are_looked_for_and_their_lack_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,13 +19,14 @@ pytestmark = pytest.mark.gpu
 
 FOLDER = Path(__file__).parent
 ENTRIES = (
-    "attention", "attention32", "buffers", "chosen", "cond", "convolutions", "custom", "embeddings", "float8", "kernel",
-    "order", "products", "random",
+    "attention", "attention32", "attention_named", "buffers", "chosen", "cond", "convolutions", "custom", "embeddings",
+    "float8", "kernel", "loops", "order", "products", "random", "scaled", "shimmed",
 )  # fmt: skip
 REFUSED = {
     "asks": "does otherwise on a GPU than on a CPU",
+    "branches": "does otherwise on a GPU than on a CPU",
     "casts": "does otherwise on a GPU than on a CPU",
-    "recurrent": "an operator of it asks the CUDA driver while it is traced",
+    "recurrent": "its lstm is cuDNN's on a GPU",
     "stays": "returns a tensor in host memory when it is on a GPU",
 }
 

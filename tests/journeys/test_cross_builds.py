@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,17 +73,40 @@ def _(x):
     return torch.empty_like(x)
 
 def ends(): return Ends().eval()
+
+@torch.library.custom_op("ends::shimmed", mutates_args=())
+def shimmed(x: torch.Tensor) -> torch.Tensor:
+    return x.cos()
+
+@shimmed.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+class Shimmed(nn.Module):
+    def forward(self, x):
+        return shimmed(x) + 1
+
+def with_shim():
+    from torch._inductor import config
+    config.aot_inductor.custom_ops_to_c_shims[torch.ops.ends.shimmed.default] = [
+        "AOTITorchError aoti_torch_cuda_ends_shimmed(AtenTensorHandle x, AtenTensorHandle* ret0)"
+    ]
+    return Shimmed().eval()
 """
 
 
+DEVICES = {"sm_80": "a100", "sm_90": "h200", "sm_100": "b200"}
+
+
 def manifest(folder: Path, *, source: str = "small", more: Mapping[str, Json] = {}, arch: str = "sm_90") -> Path:
+    """Of one target, for each architecture in `arch`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "models.py").write_text(MODELS)
     dtype = "bfloat16"
     record = {
         "schema": "aotpack.manifest/v1",
         "bundle": {"name": "cross", "version": "1.0.0"},
-        "targets": {"gpu": {"kind": "cuda", "arch": [arch], "device": {"sm_90": "h200", "sm_80": "a100"}[arch]}},
+        "targets": {"gpu": {"kind": "cuda", "arch": arch.split(), "device": [DEVICES[each] for each in arch.split()]}},
         "entries": {
             "e": {
                 "kind": "torch_export",
@@ -218,11 +242,31 @@ def test_twice_is_the_same_bytes(built: Result, tmp_path: Path, allowed: None) -
     assert again.digest == built.digest
 
 
-def test_another_architecture_is_another_device(built: Result, tmp_path: Path, allowed: None) -> None:
-    made = build(read_manifest(manifest(tmp_path, arch="sm_80")), tmp_path / "out", store=Store(tmp_path / "s"), jobs=1)
-    index, variant, library = contents(made)
-    assert {read_cubin(cubin).architecture for cubin in cubins_inside(library)} == {"sm_80"}
-    assert index.provenance["cross"][variant.id]["attention"] == ["flash"]
+def test_several_architectures_are_a_variant_each(tmp_path: Path, allowed: None) -> None:
+    path = manifest(tmp_path, arch="sm_80 sm_90 sm_100")
+    made = build(read_manifest(path), tmp_path / "out", store=Store(tmp_path / "s"), jobs=1)
+    assert (made.count("export"), made.count("move"), made.count("cross")) == (1, 1, 3)
+    index = open_bundle(made.path).index
+    seen = {}
+    for variant in index.entries["e"].variants:
+        (member,) = variant.artifact.members()
+        archs = {read_cubin(cubin).architecture for cubin in cubins_inside(Path(made.path, member))}
+        seen[variant.target.needs["cubin"]] = (archs, index.provenance["cross"][variant.id]["attention"])
+    assert seen == {
+        "sm_80": ({"sm_80"}, ["flash"]),
+        "sm_90a": ({"sm_90a"}, ["cudnn"]),
+        "sm_100a": ({"sm_100a"}, ["cudnn"]),
+    }
+    assert len(index.entries["e"].programs) == 1
+
+
+def test_a_c_shim_of_a_users_own_is_not_relied_on(tmp_path: Path, allowed: None) -> None:
+    path = manifest(tmp_path, source="with_shim")
+    made = build(read_manifest(path), tmp_path / "out", store=Store(tmp_path / "s"), jobs=1)
+    (variant,) = open_bundle(made.path).index.entries["e"].variants
+    assert sorted(variant.artifact.files) == ["model.json", "model.so"]
+    library = next(Path(made.path, name) for name in variant.artifact.members() if name.endswith("model.so"))
+    assert b"aoti_torch_cuda_ends_shimmed" not in library.read_bytes()
 
 
 def test_attention_is_what_the_manifest_names(built: Result, tmp_path: Path, allowed: None) -> None:
@@ -252,6 +296,25 @@ def test_attention_that_nothing_named_can_serve_is_one_error(built: Result, tmp_
     ) as caught:
         build(read_manifest(manifest(tmp_path, more=more)), tmp_path / "out", store=Store(tmp_path / "s"), jobs=1)
     assert caught.value.hint == "add one that can serve it to the entry's `attention`"
+
+
+def test_a_proof_that_ran_nothing_passes_nothing(
+    tmp_path: Path, allowed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the GPU is lost after it was seen: both builds are one without it, the same job beside itself."""
+    from aotpack import prove as proving
+    from aotpack_runtime.format.gpu import Gpu
+
+    if torch.cuda.is_available():
+        pytest.skip("a native build is one here")
+    here = SimpleNamespace(gpu=Gpu((9, 0), (13, 0), "NVIDIA H200"))
+    monkeypatch.setattr(proving, "this_machine", lambda: here)
+    kept: list[Json] = []
+    record = proving.prove(read_manifest(manifest(tmp_path)), store=Store(tmp_path / "s"), keep=kept.append)
+    assert set(record["entries"]["e"]["seconds"]["cross"]) == {"export", "move", "cross"}
+    variant = "e/n0_16-length1_128/bfloat16/gpu"
+    assert record["failures"] == [f"{way}: {variant}: no CUDA device" for way in ("cross", "native")]
+    assert (record["passed"], record["missing"], len(kept)) == (False, ["e"], 2)
 
 
 def test_the_process_that_asked_compiles_for_its_cpu_as_before(built: Result) -> None:

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 
 from aotpack.compilers.aoti import (
     aligned_guards,
@@ -41,6 +42,7 @@ from aotpack.compilers.trying import sample_sizes, tried_out, views_of
 from aotpack_runtime.errors import CompileError
 from aotpack_runtime.format.codec import dump_guards, parse_guards, parse_outputs
 from aotpack_runtime.format.fingerprint import canonical
+from aotpack_runtime.format.gpu import parse_arch
 from aotpack_runtime.format.guard import Guards, Range, TensorGuard
 from aotpack_runtime.format.target import version
 from aotpack_runtime.store import Store
@@ -62,6 +64,7 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     here = {**job, "device": "cpu", "program": {**program, "file": program["origin"]}}
     module, exported = specialise(here, store, leaves, dims, guards)
     narrowed_guards(exported, leaves, guards, dims, variant)
+    _require_dtypes(exported, job)
     properties, table = SimpleNamespace(**job["cross"]["properties"]), job["cross"]["table"]
     choices, attentions = Choices(table["kernels"]), Attentions(table["attention"], tuple(job.get("attention", ())))
     lowered: list[Lowered] = []
@@ -113,6 +116,23 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
             "kernels": [asdict(choice) for choice in choices.made],
         },
     }
+
+
+EIGHT_BITS_FROM = (8, 9)
+
+
+def _require_dtypes(exported: ExportedProgram, job: Mapping[str, Json]) -> None:
+    """CompileError for numbers of eight bits that kernels of the architecture do not know."""
+    if parse_arch(job["arch"]).capability >= EIGHT_BITS_FROM:
+        return
+    for node in exported.graph.nodes:
+        value = node.meta.get("val")
+        new = isinstance(value, torch.Tensor) and value.dtype == torch.float8_e4m3fn
+        if new or node.target is torch.ops.aten._scaled_mm.default:
+            raise CompileError(
+                job["variant"], f"float8_e4m3fn takes sm_89 or newer, and this is for {job['arch']}",
+                hint="list newer architectures alone under the entry's `targets`",
+            )  # fmt: skip
 
 
 def _to_time(choices: Choices, attentions: Attentions) -> Json:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,8 @@ TIMED = ("max_autotune", "coordinate_descent_", "benchmark_", "shape_padding", "
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What `aotpack prove-cross` saw with one pair of versions on one architecture."""
+    """What `aotpack prove-cross` saw with one pair of versions on one architecture; a record of some entries of its
+    manifest did not pass."""
 
     torch: str
     triton: str
@@ -62,15 +63,17 @@ class Proof:
 
 def proofs() -> list[Proof]:
     """Every record that is shipped or checked out; a file that is none is passed over."""
-    found = []
     package = Path(__file__).parents[2]
-    for folder in (package / "proofs", package.parent / "bench" / "results" / "cross"):
-        for path in sorted(folder.glob("*.json")):
-            record = _read(path)
-            if record is not None:
-                torch, triton, arch, gpu = (str(record[name]) for name in ("torch", "triton", "arch", "gpu"))
-                found.append(Proof(torch, triton, arch, gpu, passed=record["passed"] is True))
-    return found
+    folders = (package / "proofs", package.parent / "bench" / "results" / "cross")
+    return [proof for folder in folders for proof in proofs_in(folder)]
+
+
+def proofs_in(folder: Path) -> Iterator[Proof]:
+    for path in sorted(folder.glob("*.json")):
+        record = _read(path)
+        if record is not None:
+            torch, triton, arch, gpu = (str(record[name]) for name in ("torch", "triton", "arch", "gpu"))
+            yield Proof(torch, triton, arch, gpu, passed=record["passed"] is True and record["whole"] is True)
 
 
 def _read(path: Path) -> Mapping[str, Json] | None:
@@ -79,7 +82,7 @@ def _read(path: Path) -> Mapping[str, Json] | None:
     except (OSError, ValueError):
         return None
     fits = isinstance(record, dict) and record.get("schema") == SCHEMA
-    return record if fits and {"torch", "triton", "arch", "gpu", "passed"} <= record.keys() else None
+    return record if fits and {"torch", "triton", "arch", "gpu", "passed", "whole"} <= record.keys() else None
 
 
 def versions() -> tuple[str, str]:
@@ -106,6 +109,11 @@ def refusal(arch: str, inductor: Mapping[str, Json]) -> str | None:
     timed = sorted(name for name, value in inductor.items() if value and name.startswith(TIMED))
     if timed:
         return f"inductor.{timed[0]} times kernels while it compiles, which takes a GPU"
+    if inductor.get("aot_inductor.emit_multi_arch_kernel"):
+        return (
+            "inductor.aot_inductor.emit_multi_arch_kernel takes nvcc, and its PTX is compiled by each server's driver; "
+            "a variant for each of the target's architectures takes neither"
+        )
     try:
         cuda_headers()
     except MissingDependency as error:

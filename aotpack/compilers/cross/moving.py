@@ -2,14 +2,14 @@
 
 A model may do something else on a GPU: ask where its arguments are, or make a tensor in a place of its own. So it is
 called with fake tensors in both places, and what it calls of torch is compared: another sequence of calls, or a result
-that stays in host memory, is refused, since a program that was traced on a CPU would not be what eager is there.
+that stays in host memory, is refused, since a program that was traced on a CPU would not be what eager is there. So is
+a model that cannot be called without values. Of `torch.cond` and `while_loop` every branch is looked at.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,18 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.cuda.amp import common
+from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from aotpack.compilers.aoti import parse_leaf
 from aotpack.compilers.cross.program import DEVICE, on_fake_gpu
-from aotpack.compilers.exported import ExportSession
+from aotpack.compilers.exporter import Exporter
 from aotpack.compilers.failures import first_line
 from aotpack.compilers.flat import Flat, Shape
+from aotpack.compilers.model import Model
 from aotpack.compilers.modules import import_modules, load_source
-from aotpack.compilers.programs import Program, store_program
+from aotpack.compilers.programs import Program, operators_of, store_program
 from aotpack.compilers.shapes import LeafSpec, TensorLeaf
 from aotpack.compilers.sizes import distinct, flat_tensors
 from aotpack_runtime.errors import SourceError
@@ -38,7 +40,6 @@ from aotpack_runtime.loaders.programs import read_program
 from aotpack_runtime.store import Store
 
 Json = Any
-log = logging.getLogger("aotpack.export")
 
 
 def compile(job: Mapping[str, Json], store: Store) -> Json:
@@ -48,20 +49,23 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     """
     export, folder = job["export"], Path(job["folder"])
     import_modules(job["imports"], folder)
-    session = ExportSession(job, load_source(job["source"], job["args"], folder), folder)
+    programs = [read_program(store.object(record["file"]["sha256"])) for record in export["programs"]]
+    _require_not_recurrent(job, programs)
+    model = Model(job, load_source(job["source"], job["args"], folder))
+    exporter = Exporter(job, model, folder)
     for absent in distinct(tuple(variant["absent"]) for variant in job["variants"]):
         numbers = {job["program_of_variant"][v["id"]] for v in job["variants"] if tuple(v["absent"]) == absent}
         for number in sorted(numbers):
-            _require_alike(job, session, session.shape(absent), export["programs"][number])
+            _require_alike(job, model.module, exporter.shape(absent), export["programs"][number])
     return {
         **{name: value for name, value in export.items() if name != "depends"},
-        "programs": [_moved(program, store) for program in export["programs"]],
+        "programs": [_moved(*pair, store) for pair in zip(export["programs"], programs, strict=True)],
         "program_of_variant": job["program_of_variant"],
     }
 
 
-def _moved(record: Json, store: Store) -> Json:
-    exported = on_fake_gpu(read_program(store.object(record["file"]["sha256"])))
+def _moved(record: Json, exported: ExportedProgram, store: Store) -> Json:
+    exported = on_fake_gpu(exported)
     leaves = tuple(placed_leaf(parse_leaf(leaf), "cuda") for leaf in record["leaves"])
     program = Program(
         exported=exported,
@@ -87,16 +91,33 @@ def placed_leaf(leaf: LeafSpec, device: str) -> LeafSpec:
 # ------------------------------------------------------------------------------------- is it the same model there?
 
 
-def _require_alike(job: Mapping[str, Json], session: ExportSession, shape: Shape, record: Json) -> None:
+_RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
+
+
+def _require_not_recurrent(job: Mapping[str, Json], programs: Sequence[ExportedProgram]) -> None:
+    """SourceError for what cuDNN computes: it asks the CUDA driver while it is traced."""
+    for program in programs:
+        for operator in operators_of(program):
+            name = operator.name().partition(".")[0]
+            if name in _RECURRENT:
+                problem = (
+                    f"its {name.removeprefix('aten::')} is cuDNN's on a GPU, which asks the CUDA driver for itself"
+                )
+                raise SourceError(job["source"], problem, hint="build this target on a GPU")
+
+
+def _require_alike(job: Mapping[str, Json], module: torch.nn.Module, shape: Shape, record: Json) -> None:
     guards = parse_guards(record["guards"])
     example = tuple(tuple(item) if isinstance(item, list) else item for item in record["examples"][0])
     tensors = flat_tensors(guards, make_leaves(guards, example, job["fills"]))
-    flat = Flat(session.module, shape, job["outputs"])
+    flat = Flat(module, shape, job["outputs"])
     try:
         here, _ = _calls(flat, tensors, "cpu")
     except Exception as error:
-        log.info("what it does on a GPU cannot be looked at without values: %s", first_line(error))
-        return
+        problem = (
+            f"what it does on a GPU cannot be looked at without values: {type(error).__name__}: {first_line(error)}"
+        )
+        raise SourceError(job["source"], problem, hint="build this target on a GPU") from error
     try:
         there, results = _calls(flat, tensors, DEVICE)
     except Exception as error:
@@ -133,7 +154,7 @@ def _calls(flat: Flat, tensors: list[torch.Tensor], device: str) -> tuple[list[s
             made[id(tensor)] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         return made[id(tensor)]
 
-    with torch.no_grad(), mode, _autocast():
+    with torch.no_grad(), mode, _autocast(), _every_branch():
         owned = {
             **dict(flat.named_parameters(remove_duplicate=False)),
             **dict(flat.named_buffers(remove_duplicate=False)),
@@ -150,6 +171,31 @@ def _autocast() -> Iterator[None]:
     """torch would turn autocast for a GPU off where there is none."""
     there = mock.patch.object(common, "amp_definitely_not_available", return_value=False)
     with there, mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True):
+        yield
+
+
+@contextmanager
+def _every_branch() -> Iterator[None]:
+    """Control flow that values decide calls each of its functions once, one after another."""
+
+    def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any] = ()) -> Any:
+        results = [branch(*operands) for branch in (true_fn, false_fn)]
+        return results[0]
+
+    def while_loop(
+        cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried_inputs: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        cond_fn(*carried_inputs)
+        return tuple(body_fn(*carried_inputs))
+
+    import torch._higher_order_ops as operators
+    from torch._higher_order_ops import while_loop as _  # noqa: F401 - a module of the name of its function
+
+    with ExitStack() as stack:
+        for owner, name, function in (
+            (torch, "cond", cond), (operators, "cond", cond), (operators, "while_loop", while_loop),
+        ):  # fmt: skip
+            stack.enter_context(mock.patch.object(owner, name, function))
         yield
 
 

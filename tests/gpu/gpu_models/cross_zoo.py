@@ -60,6 +60,25 @@ class Float8(nn.Module):
         return F.linear(rounded, self.weight)
 
 
+class Scaled(nn.Module):
+    """A product of numbers of eight bits, each side with its scale."""
+
+    weight: Tensor
+    weight_scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        weight = torch.randn(32, 64)
+        scale = weight.abs().amax() / 448
+        self.register_buffer("weight", (weight / scale).to(torch.float8_e4m3fn))
+        self.register_buffer("weight_scale", scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = x.abs().amax().float().clamp(min=1e-6) / 448
+        rounded = (x.float() / scale).to(torch.float8_e4m3fn)
+        return torch._scaled_mm(rounded, self.weight.t(), scale, self.weight_scale, out_dtype=torch.bfloat16)
+
+
 class Convolutions(nn.Module):
     """In one and two dims, grouped, dilated, transposed; norms and pools."""
 
@@ -160,6 +179,53 @@ class Custom(nn.Module):
         return clipped(x * 2, 0.5) + 1
 
 
+@torch.library.custom_op("cross_zoo::shimmed", mutates_args=())
+def shimmed(x: Tensor) -> Tensor:
+    return x.cos()
+
+
+@shimmed.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def declare_shim() -> None:
+    """As who ships a library with a C shim for Inductor would."""
+    from torch._inductor import config
+
+    name = "aoti_torch_{}_cross_zoo_shimmed(AtenTensorHandle x, AtenTensorHandle* ret0)"
+    shims: Any = config.aot_inductor.custom_ops_to_c_shims
+    shims[torch.ops.cross_zoo.shimmed.default] = [f"AOTITorchError {name.format(kind)}" for kind in ("cpu", "cuda")]
+
+
+class Shimmed(nn.Module):
+    """An operator that has a C shim, which a bundle does not rely on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return shimmed(x + 1) * 2
+
+
+class Loops(nn.Module):
+    """How often, the values decide."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def smaller(count: Tensor, y: Tensor) -> Tensor:
+            return (count < 5) & (y.abs().max() < 100)
+
+        def doubled(count: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return count + 1, y * 2
+
+        count = torch.zeros((), dtype=torch.int64, device=x.device)
+        return torch._higher_order_ops.while_loop(smaller, doubled, (count, x + 1))[1]
+
+
+class Branches(nn.Module):
+    """Does something else on a GPU, in the branch that is not taken."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda t: t + 1, lambda t: t.half().float() if t.is_cuda else t * 2, (x,))
+
+
 class Asks(nn.Module):
     """Does something else on a GPU."""
 
@@ -200,6 +266,23 @@ def random() -> nn.Module:
 
 def float8() -> nn.Module:
     return seeded(Float8)
+
+
+def scaled() -> nn.Module:
+    return seeded(Scaled)
+
+
+def shimmed_model() -> nn.Module:
+    declare_shim()
+    return seeded(Shimmed)
+
+
+def loops() -> nn.Module:
+    return seeded(Loops)
+
+
+def branches() -> nn.Module:
+    return seeded(Branches)
 
 
 def convolutions() -> nn.Module:
