@@ -1,7 +1,7 @@
 """Process start to the first right output with torch never imported, against what needs torch: CPU or one GPU.
 
     python bench/lean_start.py BUNDLE --source manifests --out bench/results/lean_start_cpu.json
-    python bench/lean_start.py BUNDLE --source manifests --device cuda --out bench/results/lean_start_h200.json
+    python bench/lean_start.py BUNDLE --source manifests --device cuda --out DIR/lean_start.json
 
 Every sample is a fresh process; modes take turns, and each result is compared with eager's. Times count from before the
 process is started. `compile` runs once before, to fill its caches. Figures are medians; `of_import_torch` and the like
