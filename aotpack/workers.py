@@ -50,8 +50,8 @@ class Workers:
     def submit(
         self, job: Mapping[str, Json], *, fresh: bool = False, apart: bool = False, among: int = 1
     ) -> Future[Json]:
-        """Run `job`: `fresh` in a process of its own, `apart` in one that sees no GPU and runs only such jobs. Those
-        are not asked to make code for CPUs, and take their share of this machine's as one `among` so many jobs."""
+        """Run `job`: `fresh` in a process of its own, `apart` in one that sees no GPU and runs only such jobs. A process
+        that is started for it takes its share of the machine's threads as one `among` so many jobs."""
         threads = max(1, len(os.sched_getaffinity(0)) // max(1, min(self._count, among)))
         return self._pool.submit(self._run, job, fresh=fresh, apart=apart, threads=threads)
 
@@ -70,7 +70,7 @@ class Workers:
         if process is not None and process.apart != apart:
             process.stop()
         if process is None or not process.alive:
-            process = _Process(self._store, apart=apart, threads=threads if fresh or apart else None)
+            process = _Process(self._store, apart=apart, threads=threads)
             with self._lock:
                 self._all.append(process)
         try:
@@ -98,18 +98,16 @@ time so: five on two cores took 114 s, 49 with this, 43 with one thread each (to
 class _Process:
     """One worker with its pipes and its log."""
 
-    def __init__(self, store: Store, *, apart: bool = False, threads: int | None = None) -> None:
+    def __init__(self, store: Store, *, apart: bool, threads: int) -> None:
         self.apart = apart
         scratch = store.root / "build" / "tmp"  # one place for all jobs: torch keeps precompiled headers in TMPDIR
         scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by stop()
-        # How many threads a process has decides what Inductor makes for a CPU: those processes have torch's own number.
-        share = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         own = {"TMPDIR": str(scratch), "PYTHONHASHSEED": "0", **(_NO_GPU if apart else {})}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "aotpack.worker", str(store.root)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
-            env={**_YIELDING, **share, **os.environ, **own},
+            env={**_YIELDING, "OMP_NUM_THREADS": str(threads), **os.environ, **own},
             start_new_session=True,
         )  # fmt: skip
 

@@ -54,6 +54,12 @@ def first(r: Json, mode: str) -> float:
     return float(r["modes"][mode]["first_output_s"]["median"])
 
 
+def load_ms(r: Json) -> float:
+    """CPU time where the file has it: other work of the machine does not add to it."""
+    torch = r["modes"]["torch"]
+    return 1e3 * float(torch.get("cpu_s", torch["phases_s"])["load"])
+
+
 def calls(r: Json) -> str:
     us = {name: f"{way['us']:.1f}" for name, way in r["call"].items()}
     return (
@@ -87,9 +93,9 @@ CPU = (
     ),
     Row(
         "load of MiniLM after `import torch`, without its first call", "<= 20 ms",
-        "lean_start_minilm_cpu.json", lambda r: 1e3 * r["modes"]["torch"]["cpu_s"]["load"], 20.0,
-        " ms of the main thread's CPU", 0,
-        beside=lambda r: f"{1e3 * r['modes']['torch']['phases_s']['load']:.0f} ms on the clock; first call "
+        "lean_start_minilm_cpu.json", load_ms, 20.0, " ms", 0,
+        beside=lambda r: ("the main thread's CPU time; " if "cpu_s" in r["modes"]["torch"] else "")
+        + f"{1e3 * r['modes']['torch']['phases_s']['load']:.0f} ms on the clock, first call "
         f"{1e3 * r['modes']['torch']['phases_s']['first_call']:.0f} ms",
     ),
     *(

@@ -36,7 +36,7 @@ from tests.support.kernels import (
     write_kernels,
 )
 
-CALLS, ROUNDS = 50, 101
+CALLS, ROUNDS = 8, 500
 A, B, C = 1 << 20, 2 << 20, 3 << 20
 
 

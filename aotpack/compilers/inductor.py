@@ -38,11 +38,14 @@ OPTIONS: Mapping[str, Json] = {
     "aot_inductor.emit_multi_arch_kernel": False,
     "aot_inductor.custom_ops_to_c_shims": {},
     "cpp.dynamic_threads": True,
+    "cpp.threads": 8,
 }
 """What the promise rests on, not for the manifest to change: weights outside and never read (without
 `always_keep_tensor_constants` and `joint_graph_constant_folding`, 0-d and short tensors are inlined into the code), no
 host paths, cubins inside the library and for one architecture each, custom operators called by their names (a C shim of
-their own would be a symbol that some library of the server has to define), threads counted where the code runs."""
+their own would be a symbol that some library of the server has to define), threads counted where the code runs.
+`cpp.threads` is what loops are split for, not how many run them: the builder's own count would make its code another one
+on every machine."""
 
 
 def package(

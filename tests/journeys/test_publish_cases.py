@@ -418,10 +418,13 @@ class Tail(torch.nn.Module):
         super().__init__()
         self.linear = torch.nn.Linear(6, 3)
         self.register_buffer("steps", torch.zeros(1))
+        self.register_buffer("rows", torch.linspace(0, 1, 192).view(3, 64, 1))
+        self.register_buffer("columns", torch.linspace(1, 2, 192).view(3, 1, 64))
 
     def forward(self, x, scale=2.0):
         self.steps += 1
-        return {"z": torch.softmax(self.linear(x), -1) * scale, "a": x.mean(0) + torch.tensor([1.5])}
+        loops = torch.sin(x.sum() + self.rows * self.columns)  # split as threads are counted
+        return {"z": torch.softmax(self.linear(x), -1) * scale, "a": x.mean(0) + torch.tensor([1.5]), "l": loops}
 
 
 def build():
@@ -433,14 +436,15 @@ def build():
 def test_two_builds_in_other_folders_with_other_stores_are_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another folder for the manifest, another store, another temp folder, another user name, another hash seed."""
+    """Another folder for the manifest, another store, another temp folder, another user name, another hash seed, another
+    number of threads."""
     entries = {
         "tail": entry(
             "build", {"x": {"shape": ["n", 6], "dtype": "float32"}}, [{"dims": {"n": {"min": 1, "max": 9, "opt": 4}}}]
         )
     }
     built = []
-    for place, seed in (("one", "1"), ("a-much-longer-name-for-two", "22")):
+    for place, seed, threads in (("one", "1", "1"), ("a-much-longer-name-for-two", "22", "2")):
         root = tmp_path / place
         (root / "tmp").mkdir(parents=True)
         for name, value in (
@@ -448,6 +452,7 @@ def test_two_builds_in_other_folders_with_other_stores_are_the_same_bytes(
             ("USER", place),
             ("LOGNAME", place),
             ("PYTHONHASHSEED", seed),
+            ("OMP_NUM_THREADS", threads),
         ):
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(root / "inductor"))
