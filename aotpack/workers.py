@@ -50,8 +50,8 @@ class Workers:
     def submit(
         self, job: Mapping[str, Json], *, fresh: bool = False, apart: bool = False, among: int = 1
     ) -> Future[Json]:
-        """Run `job`: `fresh` in a process of its own, `apart` in one that sees no GPU and runs only such jobs. A process
-        that is started for it takes its share of the machine's threads as one `among` so many jobs."""
+        """Run `job`: `fresh` in a process of its own, `apart` in one that sees no GPU and runs only such jobs. What is
+        started for it takes its share of the machine's threads as one `among` so many jobs."""
         threads = max(1, len(os.sched_getaffinity(0)) // max(1, min(self._count, among)))
         return self._pool.submit(self._run, job, fresh=fresh, apart=apart, threads=threads)
 

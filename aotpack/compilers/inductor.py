@@ -44,8 +44,8 @@ OPTIONS: Mapping[str, Json] = {
 `always_keep_tensor_constants` and `joint_graph_constant_folding`, 0-d and short tensors are inlined into the code), no
 host paths, cubins inside the library and for one architecture each, custom operators called by their names (a C shim of
 their own would be a symbol that some library of the server has to define), threads counted where the code runs.
-`cpp.threads` is what loops are split for, not how many run them: the builder's own count would make its code another one
-on every machine."""
+`cpp.threads` is what loops are split for, not how many run them: by the builder's own count the code would be another
+one on every machine."""
 
 
 def package(
