@@ -11,8 +11,7 @@ from aotpack_runtime.dispatch import Miss
 from aotpack_runtime.fallbacks import Prepared
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.jit.misslog import MissLog
-from aotpack_runtime.jit.observed import Family, Shape, Shapes
-from aotpack_runtime.jit.request import words
+from aotpack_runtime.jit.observed import Family, Shape, Shapes, words
 
 Json = Any
 
@@ -65,7 +64,7 @@ class Counted:
         with self._lock:
             shape = self._shapes.find(text)
             if shape is None:
-                shape = Shape(text, miss.call, Family(None), state="nothing is compiled in this mode")
+                shape = Shape(miss.call, Family(None), state="nothing is compiled in this mode")
                 self._shapes.add(text, shape)
                 self._log.write(self._entry, "miss", miss.call, reason=miss.last_reason())
         return shape

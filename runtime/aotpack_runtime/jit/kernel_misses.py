@@ -12,8 +12,7 @@ from aotpack_runtime.jit.compile import unavailable
 from aotpack_runtime.jit.decide import When
 from aotpack_runtime.jit.kernel_request import KernelRequest, call_key, kernel_request
 from aotpack_runtime.jit.model_misses import MEMORY_BYTES
-from aotpack_runtime.jit.observed import Seen, Shape
-from aotpack_runtime.jit.request import words
+from aotpack_runtime.jit.observed import Seen, Shape, words
 from aotpack_runtime.jit.service import Jit, Sample, Served
 
 TOOLS = {"triton": "triton", "nvrtc": "cuda.bindings"}
@@ -50,6 +49,9 @@ class KernelMisses:
             return Seen(key=found, why=found)
         own = found.key(self._jit.bundle.digest, self._jit.device)
         return Seen(key=own, family=own, request=found)
+
+    def why_not(self, miss: Miss, program: Variant | None) -> str:
+        return ""
 
     def request(self, shape: Shape, *, whole: bool) -> KernelRequest:
         found: KernelRequest = shape.request

@@ -66,6 +66,7 @@ class Overlay:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._variants = str(root / "variants")
         self._files: dict[str, dict[str, str]] = {}
         self.damaged: set[str] = set()
         """Keys of variants that were found to be damaged and removed."""
@@ -75,7 +76,7 @@ class Overlay:
     def stamp(self) -> int:
         """Another number whenever a variant was added or removed; 0 when there is none."""
         try:
-            return os.stat(self.root / "variants").st_mtime_ns
+            return os.stat(self._variants).st_mtime_ns
         except OSError:
             return 0
 

@@ -7,6 +7,7 @@ it, and C++ ends the process for that (std::terminate): a server that was done w
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
@@ -22,6 +23,8 @@ def start(work: Callable[[], object], name: str, stop: Callable[[], None]) -> No
     """Do `work` in a thread; `stop` is called when the process ends, and has it come to its end soon."""
 
     def until_done() -> None:
+        with contextlib.suppress(OSError):  # else it would take the core of the call that wakes it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         try:
             work()
         finally:

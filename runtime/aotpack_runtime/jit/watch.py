@@ -17,7 +17,7 @@ from aotpack_runtime.jit.compile import Limits
 from aotpack_runtime.jit.decide import AGAIN, Estimate, When, best_share, due_s, estimate
 from aotpack_runtime.jit.gpu import is_capturing
 from aotpack_runtime.jit.observed import Family, Seen, Shape, Shapes
-from aotpack_runtime.jit.request import KEEPS_CHANGING, covers, words
+from aotpack_runtime.jit.request import KEEPS_CHANGING, covers
 from aotpack_runtime.jit.service import Ask, Jit, Requested, Sample, Served
 
 log = logging.getLogger("aotpack.jit")
@@ -35,6 +35,7 @@ class Misses(Protocol):
     memory_bytes: int
 
     def seen(self, miss: Miss, program: Variant | None) -> Seen: ...
+    def why_not(self, miss: Miss, program: Variant | None) -> str: ...
     def request(self, shape: Shape, *, whole: bool) -> Requested: ...
     def room(self) -> str: ...
     def copied(self, leaves: Sequence[Any]) -> Callable[[], Sample | None]: ...
@@ -126,30 +127,35 @@ class Watch:
         return shape
 
     def _new_shape(self, miss: Miss, seen: Seen) -> Shape:
-        state = seen.why or self._jit.unavailable
-        family = Family(None) if seen.why else self._shapes.family(seen.family, seen.program)
+        if seen.why:
+            family = Family(None, seen.why)
+        else:
+            family = self._shapes.family(
+                seen.family, lambda: Family(seen.program, self._misses.why_not(miss, seen.program))
+            )
         family.note(seen.sizes)
-        shape = Shape(words(miss.call), miss.call, family, seen.request, state=state)
+        shape = Shape(miss.call, family, seen.request, state=family.why or self._jit.unavailable)
         self._shapes.add(seen.key, shape)
-        self._jit.miss_log.write(self._entry.record.name, "miss", miss.call, reason=miss.last_reason())
-        if not state:
-            shape.due = self._due()
-            family.due = self._due() if self._changes(family) else math.inf
-            if shape.due < math.inf and self._was_dropped(shape):
+        if self._jit.miss_log:
+            self._jit.miss_log.write(self._entry.record.name, "miss", miss.call, reason=miss.last_reason())
+        if not shape.state:
+            shape.due = due = self._due()
+            family.due = due if self._changes(family) else math.inf
+            if due < math.inf and self._was_dropped(shape):
                 shape.due = 0.0
         return shape
 
     def _was_dropped(self, shape: Shape) -> bool:
         """Was there a variant for it that was damaged? It has paid before."""
-        damaged = set[str]().union(*(overlay.damaged for overlay in self._jit.overlays()))
-        return bool(damaged) and self._key(self._misses.request(shape, whole=False)) in damaged
+        damaged = [overlay.damaged for overlay in self._jit.overlays() if overlay.damaged]
+        return bool(damaged) and self._key(self._misses.request(shape, whole=False)) in set[str]().union(*damaged)
 
     # ------------------------------------------------------------------------------------------------ asking
 
     def _due_call(self, shape: Shape, serve: Callable[..., object], leaves: Sequence[object]) -> object:
         """A call at which a compile is due: in the background it is served first, and what it began goes on behind it;
         its arguments are copied before, since it may write them."""
-        capturing, family = is_capturing(), shape.family
+        capturing, family = self._entry.device != "cpu" and is_capturing(), shape.family
         whole = self._changes(family) and family.seconds >= family.due
         # Nothing is copied for a compile that would be refused: a copy costs the call more than all else that is done.
         copied = (lambda: None) if capturing or self._jit.is_crowded() else self._misses.copied(leaves)
@@ -277,7 +283,7 @@ class Watch:
         return estimate(list(history.get(name, {}).values()), others)
 
     def _due(self) -> float:
-        return due_s(self._when, self._estimate(), self._share)
+        return due_s(self._when, self._estimate() if self._when == "pays" else Estimate(), self._share)
 
     def _revise(self) -> None:
         """Something was compiled, so more is known of what compiling costs and gives."""
