@@ -5,12 +5,11 @@ What models and kernels share stands here; `torch_entry` and `kernel_entry` know
 
 from __future__ import annotations
 
-import threading
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from aotpack_runtime import logs
+from aotpack_runtime import forks, logs
 from aotpack_runtime.assemble import Serve
 from aotpack_runtime.counters import Counter
 from aotpack_runtime.dispatch import Hit, Miss
@@ -55,7 +54,7 @@ class Entry:
         self.record, self.device, self.policy, self.source_policy = record, device, policy, source_policy
         self.variants, self.programs = tuple(variants), tuple(programs)
         self._skipped = list(skipped)
-        self._lock = threading.RLock()
+        self._lock = forks.lock(forks.Level.ENTRY)
         self._memo: dict[object, Serve] = {}
         self._memo_limit = max(MEMO_LIMIT, 4 * len(variants))
         self._executables: dict[str, Any] = {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from aotpack_runtime import forks
 from aotpack_runtime.ahead import begin, open_device
 from aotpack_runtime.bundle import Bundle, Check, open_bundle
 from aotpack_runtime.entry import Entry
@@ -115,7 +115,7 @@ class Session:
         self.bundle, self.device, self.tensors = bundle, device, tensors
         self._on_miss = on_miss
         self._weights: dict[str, Any] = {}
-        self._lock = threading.RLock()
+        self._lock = forks.lock(forks.Level.SESSION)
         self._closed = False
         self._warm: set[str] = set()
         self._jit: Any = None

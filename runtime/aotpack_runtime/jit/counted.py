@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from aotpack_runtime import forks
 from aotpack_runtime.dispatch import Miss
 from aotpack_runtime.fallbacks import Prepared
 from aotpack_runtime.format.index import Variant
@@ -23,7 +23,7 @@ class Counted:
 
     def __init__(self, entry: str) -> None:
         self._entry, self._log, self._shapes = entry, MissLog(), Shapes()
-        self._lock = threading.Lock()
+        self._lock = forks.lock(forks.Level.MISSES)
 
     def look(self) -> bool:
         return False

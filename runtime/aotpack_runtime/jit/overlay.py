@@ -137,8 +137,18 @@ class Overlay:
         with contextlib.suppress(OSError):
             record.unlink()
         with contextlib.suppress(ValueError):
-            _remove((self.root / layout.artifact(kind, name, "x")).parent)
+            folder = (self.root / layout.artifact(kind, name, "x")).parent
+            if not self._is_named(name):
+                _remove(folder)
         self._files.pop(name, None)
+
+    def _is_named(self, artifact: str) -> bool:
+        """Does a record name this artifact? Two keys may have been compiled to the same bytes."""
+        for key in self.names():
+            with contextlib.suppress(OSError):
+                if artifact.encode() in self.record(key).read_bytes():
+                    return True
+        return False
 
     def used(self, key: str) -> None:
         """Note that the variant is in use: what was not used for longest goes first."""
@@ -199,8 +209,6 @@ class Overlay:
                 with held(self.lock(left), wait=False) as got:
                     if got:
                         _remove(builds / left)
-                        with contextlib.suppress(OSError):
-                            self.lock(left).unlink()
         old = [name for name in _listed(artifacts) if _age_s(artifacts / name) > ORPHAN_S]
         if old:
             named = {_artifact_of(self.record(key))[1] for key in self.names()}

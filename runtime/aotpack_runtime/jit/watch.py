@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from aotpack_runtime import forks
 from aotpack_runtime.dispatch import Miss
 from aotpack_runtime.fallbacks import Prepared
 from aotpack_runtime.format.index import Variant
@@ -54,7 +54,8 @@ class Watch:
         self._adopted = Adopted(jit, entry, int(settings.get("max_jit", 4)))
         self._asked: dict[str, list[Shape]] = {}
         self._share = 1 / AGAIN
-        self._lock = threading.RLock()
+        self._lock = forks.lock(forks.Level.MISSES)
+        forks.in_child(self._begin_anew)
 
     # ------------------------------------------------------------------------------------------------ a miss
 
@@ -180,7 +181,10 @@ class Watch:
         shape.seconds += took
         family.seconds += took
         if self.background and not capturing:
-            self._jit.soon(lambda: self._asked_for(shape, copied, whole=whole))
+            begun = self._jit.soon(lambda: self._asked_for(shape, copied, whole=whole))
+            if not begun:
+                with self._lock:
+                    self._later(shape)
         return result
 
     def _asked_for(
@@ -292,11 +296,23 @@ class Watch:
         self._share = best_share(
             (shape.demand_s for shape in shapes if shape.state in ("", "asked", "compiled")), known
         )
+        self._weigh_anew(shapes)
+
+    def _weigh_anew(self, shapes: Sequence[Shape]) -> None:
         due = self._due()
         for shape in shapes:
             if not shape.state:
                 shape.due = due
                 shape.family.due = due if self._changes(shape.family) else math.inf
+
+    def _begin_anew(self) -> None:
+        """In a forked child: nobody here will say what became of what was asked for."""
+        self._asked.clear()
+        shapes = self._shapes.all()
+        for shape in shapes:
+            if shape.state == "asked":
+                shape.state = ""
+        self._weigh_anew(shapes)
 
     # -------------------------------------------------------------------------------------------------- status
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
+from aotpack_runtime import forks
 from aotpack_runtime.array import Array
 from aotpack_runtime.errors import WeightsError
 from aotpack_runtime.format.index import WeightRef, WeightSet
@@ -33,8 +34,8 @@ class ArrayWeights:
 
     def __init__(self, file: WeightsFile | None, weight_set: WeightSet, device: str) -> None:
         self.set, self.device = weight_set, device
-        self.lock = threading.RLock()
-        self.state_lock = threading.RLock() if weight_set.state else None
+        self.lock = forks.lock(forks.Level.WEIGHTS)
+        self.state_lock = forks.lock(forks.Level.STATE) if weight_set.state else None
         self._binds: list[Callable[[], None]] = []
         self.closed: list[bool] = []
         self._open = threading.Event()

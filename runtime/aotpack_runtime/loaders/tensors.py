@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from aotpack_runtime import forks
 from aotpack_runtime.array import Array
 from aotpack_runtime.errors import WeightsError
 from aotpack_runtime.format.index import WeightRef, WeightSet
@@ -35,8 +36,8 @@ class TorchWeights:
         """With `state_lock` the state lies in the memory of `file` itself, on the device already, which is shared with
         others who hold that lock when they write it."""
         self.set, self.device = weight_set, torch.device(device)
-        self.lock = threading.RLock()
-        self.state_lock = state_lock or (threading.RLock() if weight_set.state else None)
+        self.lock = forks.lock(forks.Level.WEIGHTS)
+        self.state_lock = state_lock or (forks.lock(forks.Level.STATE) if weight_set.state else None)
         self._executables: list[Callable[[], None]] = []
         self.gate = Gate()
         self._state = {weight_set.weights[name].tensor for name in weight_set.state}
@@ -153,9 +154,14 @@ class Gate:
     own lock covers them), enters before it reads `tensors` and leaves when it has run."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(forks.lock(forks.Level.LAST))
         self._generation = 0
         self._readers: Counter[int] = Counter()
+        forks.in_child(self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        """In a forked child nobody reads: who did is not there."""
+        self._readers.clear()
 
     def enter(self) -> int:
         with self._changed:
