@@ -13,7 +13,6 @@ compiler is real. Each figure is of one run, on the machine that the report name
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import random
@@ -327,19 +326,21 @@ def soak(options: argparse.Namespace, folder: Path) -> Json:
 
 def kills(options: argparse.Namespace, folder: Path) -> Json:
     """Servers killed with SIGKILL at a random moment of a compile and of its publication; after each the next one must
-    serve right results, and in the end nothing is left running or lying about. SIGINT ends it early."""
+    serve right results, and in the end nothing is left running or lying about. SIGINT ends it after the run at hand."""
     draw = random.Random(options.seed)  # noqa: S311 - the same moments each time
     cache = Path(os.environ["AOTPACK_CACHE_DIR"])
     began = time.monotonic()
     missing.serve(missing.bundle(), 98, cache, threads=1)
     whole_s = time.monotonic() - began
     runs: list[Json] = []
-    with contextlib.suppress(KeyboardInterrupt):
-        for run in range(options.runs):
-            runs.append(killed(cache, 100 + run % 7, draw.uniform(0.5, whole_s)))
-            print(run + 1, json.dumps(runs[-1]), file=sys.stderr, flush=True)
-            if run % 7 == 6:
-                shutil.rmtree(cache / "overlay", ignore_errors=True)
+    ended = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: ended.set())
+    while len(runs) < options.runs and not ended.is_set():
+        run = len(runs)
+        runs.append(killed(cache, 100 + run % 7, draw.uniform(0.5, whole_s)))
+        print(run + 1, json.dumps(runs[-1]), file=sys.stderr, flush=True)
+        if run % 7 == 6:
+            shutil.rmtree(cache / "overlay", ignore_errors=True)
     last = missing.serve(missing.bundle(), 99, cache, threads=1)
     left = [str(path.relative_to(cache)) for path in cache.glob("overlay/*/*/build/*")]
     return {"seed": options.seed, "one_run_s": round(whole_s, 1), "last_ok": last["ok"],
