@@ -13,7 +13,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from enum import IntEnum
 from types import MethodType
 from typing import Any
 
@@ -21,18 +20,10 @@ WAIT_SECONDS = 10.0
 """A fork waits no longer than this, for whoever holds a lock for good; the child gets its locks free all the same."""
 
 
-class Level(IntEnum):
-    """Who holds a lock takes locks of its level or of later ones only: in this order a fork takes them all."""
+MISSES, ENTRY, SESSION, STATE, WEIGHTS, LAST = range(6)
+"""Levels of locks: who holds one takes those of its level or of later ones only, and a fork takes all in this order."""
 
-    MISSES = 0
-    ENTRY = 1
-    SESSION = 2
-    STATE = 3
-    WEIGHTS = 4
-    LAST = 5
-
-
-_locks: weakref.WeakKeyDictionary[Any, tuple[Level, int]] = weakref.WeakKeyDictionary()
+_locks: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
 _before: list[Callable[[], object]] = []
 _in_child: list[Callable[[], Callable[[], object] | None]] = []
@@ -40,8 +31,8 @@ _forking = threading.RLock()
 _taken: list[Any] = []
 
 
-def lock(level: Level) -> Any:
-    """A `threading.RLock` that nobody holds while the process is forked."""
+def lock(level: int) -> Any:
+    """A `threading.RLock` of a level that nobody holds while the process is forked."""
     made = threading.RLock()
     _locks[made] = (level, next(_numbers))
     return made
@@ -54,8 +45,7 @@ def before(work: Callable[[], object]) -> None:
 
 def in_child(work: Callable[[], object]) -> None:
     """Do `work` in each child; a method for as long as its object lives."""
-    _in_child[:] = [known for known in _in_child if known() is not None]
-    _in_child.append(weakref.WeakMethod(work) if isinstance(work, MethodType) else lambda: work)
+    _in_child.append(weakref.WeakMethod(work, _in_child.remove) if isinstance(work, MethodType) else lambda: work)
 
 
 def _take() -> None:

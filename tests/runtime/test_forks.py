@@ -44,7 +44,7 @@ def run(code: str) -> str:
 
 def test_a_fork_waits_for_who_holds_a_lock_so_that_the_child_has_what_it_guards_whole() -> None:
     code = """
-lock, value = forks.lock(forks.Level.ENTRY), ["half"]
+lock, value = forks.lock(forks.ENTRY), ["half"]
 thread = holding(lock, 0.5, lambda: value.append("whole"))
 print(in_fork(lambda: (lock.acquire(timeout=5), value[-1])), lock.acquire(timeout=5))
 """
@@ -54,7 +54,7 @@ print(in_fork(lambda: (lock.acquire(timeout=5), value[-1])), lock.acquire(timeou
 def test_a_lock_that_is_held_for_good_holds_a_fork_up_no_longer_than_said_and_is_free_in_the_child() -> None:
     code = """
 forks.WAIT_SECONDS = 0.3
-lock = forks.lock(forks.Level.LAST)
+lock = forks.lock(forks.LAST)
 holding(lock, 60)
 start = time.monotonic()
 print(in_fork(lambda: lock.acquire(timeout=5)), time.monotonic() - start < 5, lock.acquire(timeout=0.1))
@@ -64,7 +64,7 @@ print(in_fork(lambda: lock.acquire(timeout=5)), time.monotonic() - start < 5, lo
 
 def test_a_thread_that_forks_may_hold_locks_itself() -> None:
     code = """
-lock = forks.lock(forks.Level.ENTRY)
+lock = forks.lock(forks.ENTRY)
 with lock:
     print(in_fork(lambda: lock.acquire(timeout=5)))
 print(in_fork(lambda: lock.acquire(timeout=5)), holding(lock, 0) is not None)
@@ -75,7 +75,7 @@ print(in_fork(lambda: lock.acquire(timeout=5)), holding(lock, 0) is not None)
 def test_locks_are_taken_from_the_outer_to_the_inner_so_that_a_fork_ends() -> None:
     """Threads take the outer one first, while others fork without a pause."""
     code = """
-inner, outer = forks.lock(forks.Level.LAST), forks.lock(forks.Level.MISSES)
+inner, outer = forks.lock(forks.LAST), forks.lock(forks.MISSES)
 stop = []
 def work():
     while not stop:

@@ -20,7 +20,7 @@ class Fallback:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._lock = forks.lock(forks.Level.ENTRY)
+        self._lock = forks.lock(forks.ENTRY)
         self._executable: Any = None
         self._problem = ""
 

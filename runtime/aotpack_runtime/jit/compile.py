@@ -43,7 +43,7 @@ class Child:
 
     def __init__(self, folder: Path, limits: Limits, variables: Mapping[str, str] = {}) -> None:
         self._folder, self._limits, self._variables = folder, limits, variables
-        self._lock = forks.lock(forks.Level.LAST)  # a child forked beside `_start` would keep the end of a pipe
+        self._lock = forks.lock(forks.LAST)  # a child forked beside `_start` would keep the end of a pipe
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
 

@@ -23,7 +23,7 @@ class Counted:
 
     def __init__(self, entry: str) -> None:
         self._entry, self._log, self._shapes = entry, MissLog(), Shapes()
-        self._lock = forks.lock(forks.Level.MISSES)
+        self._lock = forks.lock(forks.MISSES)
 
     def look(self) -> bool:
         return False

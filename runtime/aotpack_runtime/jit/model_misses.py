@@ -10,11 +10,12 @@ from typing import Any
 from aotpack_runtime.dispatch import Miss
 from aotpack_runtime.format.codec import dump_scalar
 from aotpack_runtime.format.index import RecipeTarget, Variant
+from aotpack_runtime.jit.ask import Sample
 from aotpack_runtime.jit.decide import When
 from aotpack_runtime.jit.gpu import free_bytes
 from aotpack_runtime.jit.observed import Seen, Shape, words
 from aotpack_runtime.jit.request import Request, exact, ranged, shape_key, why_not
-from aotpack_runtime.jit.service import Jit, Sample, Served
+from aotpack_runtime.jit.service import Jit, Served
 from aotpack_runtime.loaders import SAMPLES, loader
 
 log = logging.getLogger("aotpack.jit")

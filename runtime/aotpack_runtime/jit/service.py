@@ -21,13 +21,15 @@ from aotpack_runtime.errors import AotpackError, CompileError
 from aotpack_runtime.format.index import Entry, Variant
 from aotpack_runtime.format.target import Machine
 from aotpack_runtime.jit import threads
+from aotpack_runtime.jit.ask import Ask, Requested, Sample
 from aotpack_runtime.jit.budget import Breaker, pause_s
 from aotpack_runtime.jit.compile import Child, Limits, unavailable
 from aotpack_runtime.jit.flight import held
 from aotpack_runtime.jit.gpu import visible
 from aotpack_runtime.jit.misslog import MissLog
 from aotpack_runtime.jit.overlay import Compiled, Overlay, evict
-from aotpack_runtime.jit.place import Private, distrusted, overlay_root, unwritable
+from aotpack_runtime.jit.place import distrusted, overlay_root, unwritable
+from aotpack_runtime.jit.private import Private
 
 log = logging.getLogger("aotpack.jit")
 
@@ -36,20 +38,6 @@ PENDING = 16
 """Compiles that wait at a time; what comes while as many do asks again later."""
 CACHE_BYTES = 2 << 30
 MOST_WARNINGS = 200
-
-
-class Requested(Protocol):
-    """What is compiled for a miss, of a model or of a kernel."""
-
-    @property
-    def entry(self) -> str: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def dims(self) -> Mapping[str, Any]: ...
-    def key(self, bundle: str, device: str) -> str: ...
-    def parts(self, bundle: str, device: str) -> dict[str, Json]: ...
-    def job(self) -> dict[str, Json]: ...
 
 
 class Served(Protocol):
@@ -63,36 +51,6 @@ class Served(Protocol):
     def release(self, variant: Variant) -> None: ...
     def serve_of(self, call: Any) -> Callable[..., object] | None: ...
     def counter_of(self, name: str) -> Any: ...
-
-
-@dataclass(eq=False)
-class Ask:
-    """One compile that was asked for. `made` is set when `done` is, if there is a variant."""
-
-    request: Requested
-    key: str
-    sample: Sample | None
-    limits: Limits
-    done: threading.Event = field(default_factory=threading.Event)
-    made: tuple[Compiled, Overlay] | None = None
-    problem: str = ""
-
-
-@dataclass(slots=True)
-class Sample:
-    """Arguments of a call in a descriptor of memory."""
-
-    descriptor: int
-    leaves: list[Json]
-    numbers: list[Json]
-
-    def record(self) -> Json:
-        return {"descriptor": self.descriptor, "leaves": self.leaves, "numbers": self.numbers}
-
-    def close(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
 
 
 @dataclass(slots=True)
@@ -110,9 +68,9 @@ class Totals:
 class Jit:
     """The compiles behind a session. Thread-safe; nothing is made or started before the first miss asks for it."""
 
-    def __init__(self, bundle: Bundle, device: str, machine: Machine, allow: frozenset[str]) -> None:
+    def __init__(self, bundle: Bundle, device: str, machine: Machine, allow: frozenset[str], cache: Path) -> None:
         self.bundle, self.device, self.machine, self.allow = bundle, device, machine, allow
-        root = overlay_root(bundle.digest, machine)
+        root = overlay_root(bundle.digest, machine, cache)
         self.distrusted = distrusted(root)
         self.overlay = None if self.distrusted else Overlay(root)
         self.breaker, self.totals = Breaker(), Totals()
@@ -121,7 +79,7 @@ class Jit:
         self.unavailable = unavailable()
         self.miss_log = MissLog()
         self._private = Private()
-        self._lock = forks.lock(forks.Level.LAST)
+        self._lock = forks.lock(forks.LAST)
         self._asks: dict[str, Ask] = {}
         self._children: set[Child] = set()
         self._begun, self._ended = Counter(), Counter()

@@ -13,12 +13,13 @@ from aotpack_runtime.dispatch import Miss
 from aotpack_runtime.fallbacks import Prepared
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.jit.adopted import Adopted
+from aotpack_runtime.jit.ask import Ask, Requested, Sample
 from aotpack_runtime.jit.compile import Limits
 from aotpack_runtime.jit.decide import AGAIN, Estimate, When, best_share, due_s, estimate
 from aotpack_runtime.jit.gpu import is_capturing
 from aotpack_runtime.jit.observed import Family, Seen, Shape, Shapes
 from aotpack_runtime.jit.request import KEEPS_CHANGING, covers
-from aotpack_runtime.jit.service import Ask, Jit, Requested, Sample, Served
+from aotpack_runtime.jit.service import Jit, Served
 
 log = logging.getLogger("aotpack.jit")
 
@@ -54,7 +55,7 @@ class Watch:
         self._adopted = Adopted(jit, entry, int(settings.get("max_jit", 4)))
         self._asked: dict[str, list[Shape]] = {}
         self._share = 1 / AGAIN
-        self._lock = forks.lock(forks.Level.MISSES)
+        self._lock = forks.lock(forks.MISSES)
         forks.in_child(self._begin_anew)
 
     # ------------------------------------------------------------------------------------------------ a miss

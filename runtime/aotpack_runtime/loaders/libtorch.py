@@ -261,7 +261,7 @@ def row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ..
     return tuple(b if size == 1 else a for size, a, b in zip(shape, strides, plain, strict=True))
 
 
-_lock = forks.lock(forks.Level.LAST)
+_lock = forks.lock(forks.LAST)
 _opened: dict[str, Libtorch] = {}
 
 

@@ -23,7 +23,7 @@ from aotpack_runtime.errors import ArtifactError
 
 MEMBER = "program/models/model.json"
 
-_lock = forks.lock(forks.Level.LAST)
+_lock = forks.lock(forks.LAST)
 
 
 def read_program(path: str | Path) -> ExportedProgram:

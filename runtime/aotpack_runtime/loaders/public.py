@@ -39,7 +39,7 @@ class PublicRunner:
                 self._model = torch._inductor.aoti_load_package(
                     str(archive), device_index=device.index if on_gpu else -1
                 )
-        self._lock = forks.lock(forks.Level.LAST)
+        self._lock = forks.lock(forks.LAST)
         # Inside the library a constant's name is its dotted name with everything else written as "_".
         self._names = {re.sub(r"\W", "_", fqn): fqn for fqn in self._model.get_constant_fqns()}
 
