@@ -17,11 +17,9 @@ import os
 import resource
 import signal
 import sys
-from pathlib import Path
 from typing import NoReturn
 
-from aotpack.worker import run
-from aotpack_runtime.store import Store
+from aotpack.worker import opened, run
 
 _PR_SET_PDEATHSIG = 1
 
@@ -52,7 +50,7 @@ def _work(root: str) -> NoReturn:
     """Results go to the descriptor that stdout was; what libraries print goes to stderr, the log."""
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    answer = run(json.loads(sys.stdin.readline()), Store(Path(root)))
+    answer = run(json.loads(sys.stdin.readline()), opened(root))
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     answer["cpu_s"] = sum(one.ru_utime + one.ru_stime for one in used)
     print(json.dumps(answer), file=results, flush=True)

@@ -15,7 +15,7 @@ from aotpack_runtime.format.index_json import dump, parse
 from aotpack_runtime.format.order import in_order
 from aotpack_runtime.jit.overlay import Overlay
 from aotpack_runtime.jit.place import distrusted, overlay_root
-from aotpack_runtime.machine import this_machine
+from aotpack_runtime.machine import cache_dir, this_machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def promote(path: Path, out: Path, *, version: str | None = None) -> Promoted:
         if out.resolve() == bundle.root.resolve():
             raise OutputError(f"{out}: is the bundle itself", hint="name another place with -o")
         bundle.verify()
-        root = overlay_root(bundle.digest, this_machine())
+        root = overlay_root(bundle.digest, this_machine(), cache_dir())
         if problem := distrusted(root):
             raise AotpackError(f"the overlay is not used: {problem}")
         return _write(bundle, Overlay(root), out, version)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -44,7 +45,7 @@ def main(root: str) -> NoReturn:
     """Serve jobs until stdin ends, and the process with it."""
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    store = Store(Path(root))
+    store = opened(root)
     jobs: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_read, args=(jobs,), daemon=True).start()
     while True:
@@ -53,6 +54,18 @@ def main(root: str) -> NoReturn:
         print(json.dumps({**answer, "last": last}), file=results, flush=True)
         if last:
             os._exit(1)
+
+
+def opened(root: str) -> Store:
+    """The store at `root`, which is there, for the jobs of this process. Torch writes paths into the command lines of
+    compilers as they are, so one with spaces or quotes goes by another name, in the variables of this process too."""
+    if re.fullmatch(r"[\w./+-]+", root, re.ASCII):
+        return Store(Path(root))
+    plain = f"/proc/{os.getpid()}/fd/{os.open(root, os.O_PATH | os.O_DIRECTORY)}"
+    for name, value in os.environ.items():
+        if value == root or value.startswith(f"{root}/"):
+            os.environ[name] = plain + value.removeprefix(root)
+    return Store(Path(plain))
 
 
 def _gpu_is_lost() -> bool:

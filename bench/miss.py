@@ -36,6 +36,7 @@ import torch  # noqa: E402
 
 import aotpack_runtime as apr  # noqa: E402
 from aotpack.bench.report import machine  # noqa: E402
+from aotpack_runtime.errors import CompileError  # noqa: E402
 from aotpack_runtime.format.fingerprint import fingerprint  # noqa: E402
 from aotpack_runtime.format.index import ArtifactRef, Variant  # noqa: E402
 from aotpack_runtime.jit import service  # noqa: E402
@@ -62,13 +63,15 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=5_000_000)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=1, help="of `kills`, which adds its runs to those in --out")
     options = parser.parse_args()
     torch.set_num_threads(1)
     report: Json = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
     for part in options.parts:
         with tempfile.TemporaryDirectory(prefix="aotpack-bench-") as folder:
             os.environ["AOTPACK_CACHE_DIR"] = str(Path(folder, "cache"))
-            report[part] = PARTS[part](options, Path(folder))
+            made = PARTS[part](options, Path(folder))
+            report[part] = with_earlier(made, report.get(part, {})) if part == "kills" else made
         print(part, json.dumps(report[part], indent=1), flush=True)
     report["machine"] = machine()
     if options.out:
@@ -86,45 +89,84 @@ def large() -> Path:
 
 
 def answer(options: argparse.Namespace, folder: Path) -> Json:
-    """Calls that miss, over the same calls of a session in mode eager: first calls of shapes, and later ones; with a
-    compile running all the while, and its process stepping back. What torch's own libraries make at the first sight of
-    a size is made by a third session before: whichever of the two came first would have paid it for both."""
-    bundle = large()
-    ratios: dict[str, list[float]] = {"first": [], "later": []}
-    on_miss = {"when": "at_once", "max_jit": 1000}
-    first = apr.load(bundle, mode="eager")
-    with apr.load(bundle, mode="jit", on_miss=on_miss) as ours, apr.load(bundle, mode="eager") as theirs:
-        for session in (first, ours, theirs):  # what a session loads once
+    """What a miss costs its call, over the same call of a session in mode eager: wall seconds, and CPU seconds of the
+    calling thread. `misses` are first calls of shapes that are only watched, `asks` those that ask for a compile too,
+    `later` second calls of the latter. `alone` no child runs, so all that is more is ours; `beside` one compiles on the
+    other core, stepping back. What torch's own libraries make at the first sight of a size is made by a session of its
+    own before: whichever of the others came first would have paid it for all."""
+    service.PENDING = 10_000
+    real, report = service.Child, {}
+    for name, child in (("alone", Idle), ("beside", real)):
+        service.Child = child  # type: ignore[assignment, misc]
+        for size, rows in (("short", range(10, 64)), ("long", range(64, 144))):
+            report[f"{name}, {size} calls"] = answered(large(), rows, beside=child is real)
+    service.Child = real  # type: ignore[misc]
+    return report
+
+
+class Idle:
+    """In the place of a child: compiles nothing until it is stopped."""
+
+    def __init__(self, *_: Any) -> None:
+        self._stopped = threading.Event()
+
+    def run(self, *_: Any) -> tuple[Json, float]:
+        self._stopped.wait()
+        raise CompileError("idle", "stopped")
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+def answered(bundle: Path, sizes: range, *, beside: bool) -> Json:
+    draw = random.Random(3)  # noqa: S311 - the same order each time
+    ratios: dict[str, list[tuple[float, float]]] = {"misses": [], "asks": [], "later": []}
+    more: dict[str, list[float]] = {name: [] for name in ratios}
+    seconds: list[float] = []
+    with (
+        apr.load(bundle, mode="eager") as first,
+        apr.load(bundle, mode="eager") as theirs,
+        apr.load(bundle, mode="jit", on_miss={"when": "never"}) as watching,
+        apr.load(bundle, mode="jit", on_miss={"when": "at_once", "max_jit": 10_000}) as asking,
+    ):
+        sessions = {"eager": theirs, "misses": watching, "asks": asking}
+        for session in (first, *sessions.values()):  # what a session loads once
             session["large"](torch.randn(9, 512))
-        wait_until(lambda: ours.status()["jit"]["running"] == 1)
-        sizes = list(range(64, 104))
-        for number, rows in enumerate(sizes):
+        wait_until(lambda: asking.status()["jit"]["running"] == 1)
+        if beside:
+            time.sleep(5)  # it has imported torch by now
+        for rows in sizes:
             x = torch.randn(rows, 512)
             first["large"](x)
-            calls = [ours["large"], theirs["large"]]
-            if number % 2:
-                calls.reverse()
-            took = {}
-            for turn in ("first", "later"):
-                for call in calls:
-                    took[turn, call is ours["large"]] = timed(
-                        lambda call=call, x=x: call(x), 1 if turn == "first" else 5
-                    )
-                ratios[turn].append(took[turn, True] / took[turn, False])
-        status = ours.status()["jit"]
+            took: dict[str, tuple[float, float]] = {}
+            for name in draw.sample(sorted(sessions), len(sessions)):
+                took[name] = timed(sessions[name]["large"], x)
+                time.sleep(0.01)  # what goes on behind one call is no part of the next
+            took["later"] = timed(asking["large"], x)
+            seconds.append(took["eager"][0])
+            for name, found in ratios.items():
+                found.append((took[name][0] / took["eager"][0], took[name][1] / took["eager"][1]))
+                more[name].append(took[name][1] - took["eager"][1])
+        status = asking.status()["jit"]
     return {
-        name: {"median": round(statistics.median(found), 3), "p90": round(sorted(found)[int(0.9 * len(found))], 3)}
+        name: {what: spread([pair[place] for pair in found]) for place, what in enumerate(("wall", "cpu"))}
+        | {"more_cpu_us": round(1e6 * statistics.median(more[name]))}
         for name, found in ratios.items()
-    } | {"shapes": len(sizes), "running": status["running"], "waiting": status["waiting"]}
+    } | {
+        "shapes": len(seconds), "eager_ms": round(1e3 * statistics.median(seconds), 2),
+        "asked": status["running"] + status["waiting"],
+    }  # fmt: skip
 
 
-def timed(call: Callable[[], object], rounds: int) -> float:
-    best = float("inf")
-    for _ in range(rounds):
-        start = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - start)
-    return best
+def timed(call: Callable[[torch.Tensor], object], x: torch.Tensor) -> tuple[float, float]:
+    """(wall seconds, CPU seconds of this thread) of one call."""
+    start, used = time.perf_counter(), time.thread_time()
+    call(x)
+    return time.perf_counter() - start, time.thread_time() - used
+
+
+def spread(found: list[float]) -> Json:
+    return {"median": round(statistics.median(found), 3), "p90": round(sorted(found)[int(0.9 * len(found))], 3)}
 
 
 def hits(options: argparse.Namespace, folder: Path) -> Json:
@@ -284,37 +326,63 @@ def soak(options: argparse.Namespace, folder: Path) -> Json:
 
 def kills(options: argparse.Namespace, folder: Path) -> Json:
     """Servers killed with SIGKILL at a random moment of a compile and of its publication; after each the next one must
-    serve right results, and in the end nothing is left running or lying about."""
-    draw = random.Random(1)  # noqa: S311 - the same moments each time
+    serve right results, and in the end nothing is left running or lying about. SIGINT ends it after the run at hand."""
+    draw = random.Random(options.seed)  # noqa: S311 - the same moments each time
     cache = Path(os.environ["AOTPACK_CACHE_DIR"])
-    wrong = took_over = 0
     began = time.monotonic()
     missing.serve(missing.bundle(), 98, cache, threads=1)
     whole_s = time.monotonic() - began
-    for run in range(options.runs):
-        rows = 100 + run % 7
-        process = missing.start(missing.bundle(), rows, cache, "threads=1")
-        time.sleep(draw.uniform(0.5, whole_s))
-        finished = process.poll() is not None
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        time.sleep(0.3)
-        seen = missing.start(missing.bundle(), rows, cache, "threads=1", "background=1")
-        output, errors = seen.communicate(timeout=300)
-        right = seen.returncode == 0 and json.loads(output)["ok"]
-        wrong += not right
-        took_over += not finished
-        if not right:
-            print("run", run, errors, flush=True)
-        print(f"killed {run + 1} times, {took_over} while busy, wrong {wrong}", file=sys.stderr, flush=True)
+    runs: list[Json] = []
+    ended = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: ended.set())
+    while len(runs) < options.runs and not ended.is_set():
+        run = len(runs)
+        runs.append(killed(cache, 100 + run % 7, draw.uniform(0.5, whole_s)))
+        print(run + 1, json.dumps(runs[-1]), file=sys.stderr, flush=True)
         if run % 7 == 6:
             shutil.rmtree(cache / "overlay", ignore_errors=True)
     last = missing.serve(missing.bundle(), 99, cache, threads=1)
     left = [str(path.relative_to(cache)) for path in cache.glob("overlay/*/*/build/*")]
-    running = [pid for pid in Path("/proc").glob("[0-9]*") if f"TMPDIR={cache}".encode() in read(pid / "environ")]
-    return {"runs": options.runs, "one_run_s": round(whole_s, 1), "killed_while_busy": took_over, "wrong": wrong,
-            "last_ok": last["ok"],
-            "build_folders_left": left, "processes_left": len(running)}  # fmt: skip
+    return {"seed": options.seed, "one_run_s": round(whole_s, 1), "last_ok": last["ok"],
+            "build_folders_left": left, "processes_left": len(children_of(cache)), "runs": runs}  # fmt: skip
+
+
+def killed(cache: Path, rows: int, after_s: float) -> Json:
+    """One server killed `after_s` seconds after its start, and what the next one says."""
+    process = missing.start(missing.bundle(), rows, cache, "threads=1")
+    time.sleep(after_s)
+    finished = process.poll() is not None
+    compiling = any(cache.glob("overlay/*/*/build/*/"))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    time.sleep(0.3)
+    outlived = len(children_of(cache))
+    seen = missing.start(missing.bundle(), rows, cache, "threads=1", "background=1")
+    output, errors = seen.communicate(timeout=300)
+    right = seen.returncode == 0 and json.loads(output)["ok"]
+    was = "done" if finished else "compiling" if compiling else "before or after it"
+    return {"rows": rows, "after_s": round(after_s, 2), "was": was, "children_outlived": outlived, "right": right} | (
+        {} if right else {"stderr": errors[-4000:]}
+    )
+
+
+def children_of(cache: Path) -> list[Path]:
+    """Processes of compiles into this cache."""
+    return [pid for pid in Path("/proc").glob("[0-9]*") if f"TMPDIR={cache}".encode() in read(pid / "environ")]
+
+
+def with_earlier(storm: Json, earlier: Json) -> Json:
+    """The totals of all storms of killed servers, each with its seed and what became of each run."""
+    storms = [*earlier.get("storms", []), storm]
+    runs = [run for one in storms for run in one["runs"]]
+    return {
+        "runs": len(runs),
+        "killed_while_busy": sum(run["was"] != "done" for run in runs),
+        "killed_while_compiling": sum(run["was"] == "compiling" for run in runs),
+        "wrong": sum(not run["right"] for run in runs),
+        "children_outlived": sum(run["children_outlived"] for run in runs),
+        "storms": storms,
+    }
 
 
 def writes(options: argparse.Namespace, folder: Path) -> Json:

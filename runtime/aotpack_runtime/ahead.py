@@ -4,10 +4,10 @@ the libraries. Whoever needs one of them waits for it, and is told what is wrong
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable
 
+from aotpack_runtime import forks
 from aotpack_runtime.drivers.probe import retain_context
 from aotpack_runtime.errors import AotpackError
 from aotpack_runtime.loaders import LIBTORCH, loader
@@ -49,5 +49,5 @@ def _wait() -> None:
             thread.join()
 
 
-os.register_at_fork(before=_wait)
-"""A child would have half-opened libraries, and locks of threads that it does not have."""
+forks.before(_wait)
+"""A child would have half-opened libraries."""

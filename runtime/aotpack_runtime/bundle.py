@@ -48,7 +48,7 @@ class Bundle:
         descriptors: dict[str, int],
         check: Check,
     ) -> None:
-        self.folder, self.index, self.digest, self.check = folder, index, digest, check
+        self.folder, self.index, self.digest, self.check = os.path.abspath(folder), index, digest, check
         self._descriptors, self._checked = descriptors, set[str]()
         self._members = members
         self._ahead: threading.Thread | None = None

@@ -5,12 +5,11 @@ What models and kernels share stands here; `torch_entry` and `kernel_entry` know
 
 from __future__ import annotations
 
-import threading
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from aotpack_runtime import logs
+from aotpack_runtime import forks, logs
 from aotpack_runtime.assemble import Serve
 from aotpack_runtime.counters import Counter
 from aotpack_runtime.dispatch import Hit, Miss
@@ -18,6 +17,7 @@ from aotpack_runtime.errors import AotpackError, GuardMiss, SessionClosed
 from aotpack_runtime.fallbacks import Prepared
 from aotpack_runtime.format import index
 from aotpack_runtime.format.index import Variant
+from aotpack_runtime.weights import Gone
 
 MEMO_LIMIT = 4096
 """Judged calls remembered for an entry (or four for each variant, if that is more); then the memo starts again."""
@@ -55,7 +55,7 @@ class Entry:
         self.record, self.device, self.policy, self.source_policy = record, device, policy, source_policy
         self.variants, self.programs = tuple(variants), tuple(programs)
         self._skipped = list(skipped)
-        self._lock = threading.RLock()
+        self._lock = forks.lock(forks.ENTRY)
         self._memo: dict[object, Serve] = {}
         self._memo_limit = max(MEMO_LIMIT, 4 * len(variants))
         self._executables: dict[str, Any] = {}
@@ -132,16 +132,20 @@ class Entry:
         """Let go of every executable; calls raise SessionClosed from now on."""
 
         def closed(*args: Any, **kwargs: Any) -> object:
-            raise SessionClosed(f"{self.record.name}: the session is closed", hint="load the bundle again")
+            raise self._is_closed()
 
-        self.closed = True
-        self._install(closed)
+        with self._lock:
+            self._install(closed)
+            self.closed = True
         if self._watch is not None:
             self._watch.close()
         with self._lock:
             self._memo.clear()
-            self._executables.clear()
+            self._executables = Gone()
             self._fallbacks.clear()
+
+    def _is_closed(self) -> SessionClosed:
+        return SessionClosed(f"{self.record.name}: the session is closed", hint="load the bundle again")
 
     def _behind(self) -> bool:
         """Is there something behind the misses of this entry? It is made at the first."""
@@ -164,6 +168,8 @@ class Entry:
         self._remember_in(self._memo, key, serve)
 
     def _remember_in(self, memo: dict[object, Serve], key: object, serve: Serve) -> None:
+        if self.closed:
+            return
         if len(memo) >= self._memo_limit:
             memo.clear()
         memo[key] = serve
@@ -184,6 +190,8 @@ class Entry:
         way = self._way(miss, values)
         if not isinstance(way, str):
             return way.serve if self._watch is None else self._watch.watched(miss, way), way.remember
+        if self.closed:  # meanwhile: its fallbacks are gone
+            raise self._is_closed()
         if self._watch is not None:
             self._watch.unserved(miss)
         self.counter("error")()
@@ -200,6 +208,9 @@ class Entry:
         return "; ".join(problems)
 
     def _install(self, function: Callable[..., object]) -> None:
+        """Calls go to `function` from now on; of a closed entry they go on to say so."""
+        if self.closed:
+            return
         type(self).__call__ = staticmethod(function)
 
     def _value(self, name: str) -> int:

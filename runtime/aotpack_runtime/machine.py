@@ -166,15 +166,21 @@ def cache_dir() -> Path:
     values of XDG_CACHE_HOME and HOME are passed over."""
     from pathlib import Path  # 4 ms, which a server that has no use for a cache need not pay
 
-    explicit = os.environ.get("AOTPACK_CACHE_DIR")
+    explicit = named_cache()
     if explicit:
-        return Path(explicit).absolute()
+        return Path(explicit)
     for variable, below in (("XDG_CACHE_HOME", ""), ("HOME", ".cache")):
         value = os.environ.get(variable, "")
         folder = os.path.join(value, below)
         if os.path.isabs(value) and os.access(folder if os.path.isdir(folder) else value, os.W_OK):
             return Path(folder, "aotpack")
     return private_dir()
+
+
+def named_cache() -> str:
+    """The folder that AOTPACK_CACHE_DIR names, seen from the current one, "" when it names none."""
+    explicit = os.environ.get("AOTPACK_CACHE_DIR", "")
+    return os.path.abspath(explicit) if explicit else ""
 
 
 def private_dir() -> Path:

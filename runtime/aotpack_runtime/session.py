@@ -5,32 +5,30 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from aotpack_runtime import forks
 from aotpack_runtime.ahead import begin, open_device
 from aotpack_runtime.bundle import Bundle, Check, open_bundle
 from aotpack_runtime.entry import Entry
-from aotpack_runtime.errors import AotpackError, SessionClosed, TargetMismatch, UnknownEntry, WeightsError
+from aotpack_runtime.errors import AotpackError, SessionClosed, TargetMismatch, UnknownEntry
 from aotpack_runtime.fallbacks import POLICIES
 from aotpack_runtime.format import index
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.target import Machine
 from aotpack_runtime.loaders import (
-    ARRAY_WEIGHTS,
     KERNEL_OPERATORS,
     LIBRARY_MEMORY,
     OPERATORS,
-    WEIGHTS,
     loader,
 )
 from aotpack_runtime.logs import configure
-from aotpack_runtime.machine import allowed_mismatches, this_machine
+from aotpack_runtime.machine import allowed_mismatches, cache_dir, named_cache, this_machine
 from aotpack_runtime.verdict import judge, reject_variant
-from aotpack_runtime.weights import unknown_weight
+from aotpack_runtime.weight_sets import WeightSets
 
 if TYPE_CHECKING:  # each kind of entry is imported where a bundle has one
     from aotpack_runtime.array import Array
@@ -113,9 +111,8 @@ class Session:
         on_miss: Mapping[str, Any] = {},
     ) -> None:
         self.bundle, self.device, self.tensors = bundle, device, tensors
-        self._on_miss = on_miss
-        self._weights: dict[str, Any] = {}
-        self._lock = threading.RLock()
+        self._on_miss, self._cache = on_miss, named_cache()
+        self._lock = forks.lock(forks.SESSION)
         self._closed = False
         self._warm: set[str] = set()
         self._jit: Any = None
@@ -124,6 +121,7 @@ class Session:
         if with_models:
             bundle.check_weights_ahead()
             open_device(self._torch_device, libraries=tensors == "array")
+        self._weights = WeightSets(bundle, self._torch_device, tensors, self._require_open)
         self._machine, self._allow = machine.on(int(self._torch_device.partition(":")[2] or 0)), allow
         judged = judge(
             bundle.index, device, self._machine, allow, strict=policy == "error",
@@ -138,7 +136,7 @@ class Session:
         sets = {variant.weights for entry in self._entries.values() for variant in entry.variants}
         served = sets & bundle.index.weight_sets.keys()
         if tensors == "array" and self._torch_device != "cpu" and len(served) == 1:
-            begin(lambda: self._weight_set(*served))  # which of several are needed, calls will show
+            begin(lambda: self._weights.get(*served))  # which of several are needed, calls will show
         if sys.modules.get("torch") is not None:
             self.register_operators()
 
@@ -242,12 +240,12 @@ class Session:
         entries hold different tensors of one name. Calls that run meanwhile see the old weights or the new ones,
         never a mixture. WeightsError names what is wrong and nothing is changed.
         """
-        with self._lock:
-            self._require_open()
-            chosen = self._sets_for(new)
-            checked = [(self._weight_set(name), self._weight_set(name).check(part)) for name, part in chosen.items()]
-            for weights, values in checked:
-                weights.replace(values)
+        bound = [
+            (variant.weights, name)
+            for name, entry in self._entries.items()
+            for variant in (*entry.variants, *entry.programs)
+        ]
+        self._weights.update(new, bound)
 
     def close(self) -> None:
         """Let go of everything; calls raise SessionClosed from now on. Tensors that were returned stay valid."""
@@ -260,10 +258,7 @@ class Session:
         # Not under the lock: an entry that loads a variant holds its own and asks for this one.
         for entry in self._entries.values():
             entry.close()
-        with self._lock:
-            for weights in self._weights.values():
-                weights.close()
-            self._weights.clear()
+        self._weights.close()
         self.bundle.close()
 
     # -----------------------------------------------------------------------------------------------------------
@@ -290,13 +285,13 @@ class Session:
                 return TorchEntry(record, weights=weights, watch=watch, **shared)
 
             if self.tensors == "torch":
-                return torch_entry(self._weight_set)
+                return torch_entry(self._weights.get)
             if record.operators:  # what is missing is told now: these variants are served through torch
                 loader(OPERATORS).require(record)
             from aotpack_runtime.array_entry import ArrayEntry
 
             return ArrayEntry(
-                record, weights=self._weight_set, beside=lambda: torch_entry(self._torch_weights), **shared
+                record, weights=self._weights.get, beside=lambda: torch_entry(self._weights.as_torch), **shared
             )
         from aotpack_runtime.kernel_entry import KernelEntry
 
@@ -326,55 +321,18 @@ class Session:
     def _behind(self) -> Any:
         """What compiles behind the misses of all entries."""
         if self._jit is None:
+            from pathlib import Path
+
             from aotpack_runtime.jit.service import Jit
 
             with self._lock:
                 if self._jit is None:
-                    self._jit = Jit(self.bundle, self._torch_device, self._machine, self._allow)
+                    cache = Path(self._cache) if self._cache else cache_dir()
+                    self._jit = Jit(self.bundle, self._torch_device, self._machine, self._allow, cache)
         return self._jit
 
-    def _torch_weights(self, name: str) -> Any:
-        """In a session for arrays: the weight set as torch's tensors, over the same memory."""
-        return self._weight_set(name).as_torch()
-
     def _weight_set(self, name: str) -> Any:
-        """The weight set as tensors, mapped at its first use and shared by all that bind it."""
-        weights = self._weights.get(name)
-        if weights is None:
-            with self._lock:
-                self._require_open()
-                weights = self._weights.get(name)
-                if weights is None:
-                    record = self.bundle.index.weight_sets.get(name, index.WeightSet({}))
-                    device, on_host = self._torch_device, self._torch_device == "cpu"
-                    file = self.bundle.weights(keep=on_host, check=on_host) if record.weights else None
-                    if self.tensors == "torch":
-                        weights = loader(WEIGHTS).TorchWeights(file, record, device)
-                    else:
-                        weights = loader(ARRAY_WEIGHTS).ArrayWeights(file, record, device)
-                    if file is not None:
-                        self.bundle.check_weights()  # copies to a GPU were made meanwhile; none was used
-                    self._weights[name] = weights
-        return weights
-
-    def _sets_for(self, new: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Weight set -> the part of `new` that it holds."""
-        owners: dict[str, set[str]] = {}
-        for entry in self._entries.values():
-            for variant in (*entry.variants, *entry.programs):
-                owners.setdefault(variant.weights, set()).add(entry.record.name)
-        sets = {name: self.bundle.index.weight_sets[name] for name in owners if name in self.bundle.index.weight_sets}
-        chosen: dict[str, dict[str, Any]] = {}
-        for given, value in new.items():
-            prefix, colon, rest = given.partition(":")
-            wanted = rest if colon else given
-            found = [n for n, item in sets.items() if wanted in item.weights and (not colon or prefix in owners[n])]
-            if not found:
-                known = {name: None for item in sets.values() for name in item.weights}
-                raise WeightsError(unknown_weight(given, known))
-            for name in found:
-                chosen.setdefault(name, {})[wanted] = value
-        return chosen
+        return self._weights.get(name)
 
     def _run_once(self, entry: Entry, variant: Variant) -> None:
         """Of a kernel it is loaded, not run: what it writes is the caller's."""
@@ -385,7 +343,7 @@ class Session:
             return
         if entry.record.kernel is not None:
             return
-        weights = self._weight_set(variant.weights)
+        weights = self._weights.get(variant.weights)
         if weights.state_lock is None:
             entry.run_example(variant)
             return

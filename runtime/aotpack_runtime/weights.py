@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from aotpack_runtime.errors import MalformedBundle
+from aotpack_runtime.errors import MalformedBundle, SessionClosed
 from aotpack_runtime.format.codec import no_duplicates
 from aotpack_runtime.format.tensor import ITEMSIZE_BYTES
 from aotpack_runtime.record import Record
@@ -88,6 +88,13 @@ class WeightsFile:
         if not 0 <= begin <= end <= len(self._map) - self._start or end - begin != wanted or min(shape, default=0) < 0:
             raise ValueError(f"tensor {name!r} does not lie inside the file")
         return StoredTensor(dtype, shape, self._map[self._start + begin : self._start + end])
+
+
+class Gone(dict[str, Any]):
+    """In the place of what a closed session had by name."""
+
+    def __missing__(self, name: str) -> Any:
+        raise SessionClosed("the session is closed", hint="load the bundle again")
 
 
 def unknown_weight(name: str, known: Mapping[str, object]) -> str:

@@ -199,3 +199,128 @@ def test_a28_without_a_compiler_the_program_serves_with_one_warning(bundle: Path
     again = Server(bundle, 16, tmp_path / "cache", PATH=str(tools), CXX="").result()
     assert again["ok"]
     assert again["jit"]["failures"] == 0  # remembered: not tried again for a minute
+
+
+def test_any_folder_will_do_and_a_relative_one_is_that_of_the_moment_of_load(bundle: Path, tmp_path: Path) -> None:
+    """torch writes paths into command lines as they are. The server goes to another folder once it has loaded, as one
+    that becomes a daemon does, and makes files that all may write."""
+    place = tmp_path / "ein Ordner" / "größe $x 'q' \"w\" \\ ;"
+    shutil.copytree(bundle, place / "bundle")
+    (place / "elsewhere").mkdir()
+    code = f"""
+import os
+os.chdir({str(place)!r})
+os.umask(0)
+import torch
+import aotpack_runtime as apr
+session = apr.load("bundle", mode="jit", on_miss={{"when": "at_once", "background": False}}, source="never")
+os.chdir("elsewhere")
+session["mlp"](torch.ones(18, 8))
+status = session.status()
+print(status["jit"]["compiles"], status["entries"]["mlp"]["hits_by_tier"]["overlay"])
+"""
+    environment = missing.environment(None, AOTPACK_CACHE_DIR="cache", CXX=missing.CXX)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=280)
+    assert done.stdout.split() == ["1", "1"], done.stderr
+    assert list((place / "elsewhere").iterdir()) == builds(place / "cache") == []
+    folders = [path for path in (place / "cache").rglob("*") if path.is_dir()]
+    assert len(folders) >= 6
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+
+
+# ----------------------------------------------------------------------------------------- ends in the middle of it
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> str:
+    """A compiler that does not come to an end."""
+    return compiler(tmp_path, "exec sleep 61")
+
+
+def compiler(folder: Path, compiles: str) -> str:
+    """One that does `compiles`; named like g++, by which torch knows what flags it takes."""
+    place = folder / "tools"
+    place.mkdir()
+    path = place / "g++"
+    path.write_text(f'#!/bin/sh\ncase " $* " in *" -o "*) {compiles};; esac\nexec {shutil.which("g++")} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def _named(cache: Path, name: str) -> list[int]:
+    return [pid for pid in children_of(cache) if _command(pid).startswith(name)]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except OSError:
+        return ""
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_worker_that_dies_by_itself_takes_its_compilers_along(
+    bundle: Path, tmp_path: Path, servers: list[Server], endless: str
+) -> None:
+    """As for want of memory: the guard is there yet, and who waits for it must not leave the compiler running."""
+    cache = tmp_path / "cache"
+    servers.append(Server(bundle, 19, cache, "threads=1", CXX=endless))
+    until(lambda: _named(cache, "sleep"))
+    (compiling,) = _named(cache, "sleep")
+    worker = _parent(compiling)
+    while _parent(worker) != _parent(_parent(worker)) and _command(_parent(worker)).startswith("sh"):
+        worker = _parent(worker)  # of a shell between them
+    os.kill(worker, signal.SIGKILL)
+    until(lambda: children_of(cache) == [], 10)
+    found = servers[0].result()
+    assert found["ok"]
+    assert found["jit"]["failures"] == 1
+    assert builds(cache) == []
+
+
+@pytest.mark.parametrize("handled", [False, True], ids=["plain", "handled"])
+def test_a_server_that_is_told_to_end_takes_its_compiles_along(
+    bundle: Path, tmp_path: Path, endless: str, *, handled: bool
+) -> None:
+    """SIGTERM with nobody to handle it, and with a handler that ends the server as web servers do."""
+    cache = tmp_path / "cache"
+    code = f"""
+import signal, sys, time
+if {handled}:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+import torch
+import aotpack_runtime as apr
+session = apr.load({str(bundle)!r}, mode="jit", on_miss={{"when": "at_once"}}, source="never")
+session["mlp"](torch.ones(20, 8))
+time.sleep(120)
+"""
+    server = subprocess.Popen([sys.executable, "-c", code], env=missing.environment(cache, CXX=endless))
+    try:
+        until(lambda: _named(cache, "sleep"), 60)
+        server.terminate()
+        assert server.wait(20) == (3 if handled else -signal.SIGTERM)
+        until(lambda: children_of(cache) == [], 10)
+    finally:
+        server.kill()
+        server.wait()
+    assert bool(builds(cache)) is not handled
+    if not handled:  # the next compile sweeps up what was left
+        assert Server(bundle, 21, cache, "threads=1").result()["ok"]
+        assert builds(cache) == []
+
+
+def test_a_disk_that_becomes_full_in_the_middle_costs_one_warning_and_leaves_nothing(
+    bundle: Path, tmp_path: Path
+) -> None:
+    with mounted(tmp_path / "place", "size=300m") as place:
+        fills = compiler(tmp_path, f"head -c 400m /dev/zero > {place}/full 2> /dev/null")
+        found = Server(bundle, 22, place / "cache", "threads=1", CXX=fills).result()
+        assert found["ok"]
+        assert (found["jit"]["compiles"], found["jit"]["failures"]) == (0, 1)
+        assert found["stderr"].count("a miss is not compiled, and served as before") == 1, found["stderr"]
+        assert (place / "full").stat().st_size > 100 << 20
+        assert list(place.glob("cache/overlay/*/*/[va]*/*")) == builds(place / "cache") == []

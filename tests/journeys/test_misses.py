@@ -344,6 +344,73 @@ def test_a_call_that_the_model_refuses_asks_for_nothing_and_gives_its_copy_back(
     assert not (cache / "overlay").exists()
 
 
+@pytest.mark.parametrize("background", [True, False])
+def test_where_no_thread_may_be_started_a_miss_is_served_and_asked_for_later(
+    bundle: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, warned: Callable[[], list[str]], *, background: bool
+) -> None:
+    def refuses(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with apr.load(bundle, mode="jit", on_miss={"when": "at_once", "background": background}) as session:
+        entry = mlp_entry(session)
+        before = len(os.listdir("/proc/self/fd"))
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuses)
+            start = time.monotonic()
+            assert served(entry, x_of(24))[0] == "program"
+            assert time.monotonic() - start < 10
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert session.status()["jit"]["waiting"] == 0
+        (shape,) = session.status()["entries"]["mlp"]["jit"]["shapes"]
+        assert shape["state"] != "asked"
+        if background:
+            entry._watch._shapes.all()[0].due = 0.0  # it has cost twice as much by now
+            entry(x_of(24))
+            until(lambda: served(entry, x_of(24))[0] == "hit")
+
+
+@pytest.mark.parametrize("arrays", [False, True], ids=["torch", "arrays"])
+def test_calls_that_run_while_a_session_is_closed_are_right_or_say_so_and_do_not_open_it_again(
+    bundle: Path, cache: Path, eager: Callable[..., torch.Tensor], *, arrays: bool
+) -> None:
+    """An entry loads, changes its ways and remembers what it judged while it is called: not once it is closed."""
+    inputs = [x_of(rows) for rows in (4, 5, 6)]
+    wanted = [eager(x) for x in inputs]
+    given: list[Any] = [x.numpy() for x in inputs] if arrays else inputs
+    wrong: list[object] = []
+    for number in range(12):
+        session = apr.load(bundle, mode="eager", tensors="array" if arrays else "torch")
+        entry, stop = session["mlp"], threading.Event()
+
+        def call(entry: Any = entry, stop: threading.Event = stop) -> None:
+            while not stop.is_set():
+                for x, result in zip(given, wanted, strict=True):
+                    try:
+                        found = torch.as_tensor(entry(x))
+                        if not torch.allclose(found, result, atol=1e-5):
+                            wrong.append(found)
+                    except apr.SessionClosed:
+                        pass
+                    except Exception as error:
+                        wrong.append(error)
+
+        threads = [threading.Thread(target=call) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.005 * number)
+        session.close()
+        for x in given:
+            with pytest.raises(apr.SessionClosed):
+                entry(x)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        for x in given:
+            with pytest.raises(apr.SessionClosed):
+                entry(x)
+    assert wrong == []
+
+
 def test_a_server_that_ends_while_a_thread_is_in_torch_ends_well(bundle: Path, cache: Path) -> None:
     """The thread that asks for a compile comes back from C++ when Python is gone, and C++ ends the process for it."""
     code = f"""

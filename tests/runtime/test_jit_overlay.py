@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,9 +23,11 @@ from aotpack_runtime.errors import ArtifactError
 from aotpack_runtime.format.fingerprint import fingerprint
 from aotpack_runtime.format.index import ArtifactRef, Index, Variant
 from aotpack_runtime.format.index_json import parse
+from aotpack_runtime.jit.budget import Breaker, pause_s
 from aotpack_runtime.jit.flight import held
 from aotpack_runtime.jit.overlay import Compiled, Overlay, Seconds, clear, everything, evict
 from aotpack_runtime.jit.place import distrusted, facts, overlay_root, unwritable
+from aotpack_runtime.jit.service import Jit
 from tests.support.bundles import Host, index_record
 from tests.support.mounts import mounted
 
@@ -186,6 +189,7 @@ def test_what_killed_processes_left_is_removed_by_the_next(
 HOLD = """
 import sys, time
 from pathlib import Path
+from aotpack_runtime.jit.budget import Breaker, pause_s
 from aotpack_runtime.jit.flight import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
@@ -341,3 +345,91 @@ while True:
             assert overlay.files(made.variant)
     put(overlay, index, "k2")
     assert list((overlay.root / "build").iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------ what must not add up
+
+
+def test_locks_of_what_is_done_are_gone_and_those_of_others_stay(tmp_path: Path) -> None:
+    path = tmp_path / "locks" / "k1"
+    with held(path) as got, held(path, wait=False) as second:
+        assert (got, second) == (True, False)
+        path.unlink()  # the cache is wiped, and another process begins
+        with held(path, wait=False) as other:
+            assert other
+    assert not path.exists()
+    with held(path):
+        path.unlink()
+        path.write_text("of another")
+    assert path.read_text() == "of another"
+
+
+def test_what_two_variants_share_stays_until_both_are_gone(overlay: Overlay, index: Index) -> None:
+    """Two keys that were compiled to the same bytes."""
+    first = put(overlay, index, "k1")
+    with held(overlay.lock("k2")), overlay.building("k2") as folder:
+        path = folder / "model.so"
+        path.write_bytes(b"\x7fELFk1")
+        overlay.put(replace(first, key="k2"), {"model.so": path})
+    overlay.drop("k1")
+    assert overlay.get("k2", index) is not None
+    assert overlay.files(first.variant)
+    overlay.drop("k2")
+    assert list((overlay.root / "artifacts").iterdir()) == []
+
+
+PRIVATE = """
+import os, sys, time
+from aotpack_runtime.jit.private import Private
+made = Private().get()
+print(made.root.parents[2], flush=True)
+{then}
+"""
+
+
+def test_folders_of_processes_that_were_killed_are_removed_by_the_next_and_no_others(tmp_path: Path) -> None:
+    def start(then: str) -> tuple[subprocess.Popen[str], Path]:
+        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        command = [sys.executable, "-c", PRIVATE.format(then=then)]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip())
+
+    killed, left = start("time.sleep(60)")
+    lives, kept = start("time.sleep(60)")
+    (tmp_path / "aotpack-jit-strange").mkdir()  # not one of these: it has no lock
+    try:
+        killed.kill()
+        killed.wait()
+        assert (left / "owner").exists()
+        ended, own = start("")
+        assert ended.wait(20) == 0
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([kept.name, "aotpack-jit-strange"])
+        assert own not in (left, kept)
+    finally:
+        for process in (killed, lives):
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+    assert ended.stdout is not None
+    ended.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("noted_s", "refused"),
+    [
+        pytest.param(0, True, id="just-now"),
+        pytest.param(-59, True, id="nearly-over"),
+        pytest.param(-61, False, id="over"),
+        pytest.param(90 * 86400, False, id="before-the-clock-was-set-back"),
+    ],
+)
+def test_a_failure_is_remembered_for_its_pause_whatever_the_clock_does(
+    noted_s: float, *, refused: bool, overlay: Overlay
+) -> None:
+    jit: Any = SimpleNamespace(
+        unavailable="", _closed=False, breaker=Breaker(), overlays=lambda: [overlay], _lock=threading.Lock(), _asks={}
+    )
+    overlay.put_failure("k1", 1, time.time() + noted_s + pause_s(1), "no compiler")
+    assert bool(Jit.refuses(jit, "k1")) is refused

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
+from aotpack_runtime import forks
 from aotpack_runtime.dispatch import Miss
 from aotpack_runtime.errors import AotpackError
 from aotpack_runtime.fallbacks import Context, Prepared
@@ -20,7 +20,7 @@ class Fallback:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._lock = threading.Lock()
+        self._lock = forks.lock(forks.ENTRY)
         self._executable: Any = None
         self._problem = ""
 

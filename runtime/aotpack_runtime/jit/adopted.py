@@ -30,7 +30,7 @@ class Adopted:
         self._kinds = COMPILED if entry.record.kernel is None else layout.KERNELS
         self._made: dict[str, tuple[Compiled, Overlay]] = {}
         self._last_used: dict[str, tuple[int, float]] = {}
-        self._stamps: dict[str, int] = {}
+        self._stamps: dict[Overlay, int] = {}
         self._replaced = 0
 
     def __len__(self) -> int:
@@ -41,13 +41,13 @@ class Adopted:
 
     def moved(self) -> list[Overlay]:
         """Overlays to which something was added, or taken from, since they were last looked at."""
-        return [one for one in self._jit.overlays() if self._stamps.get(str(one.root), 0) != one.stamp()]
+        return [one for one in self._jit.overlays() if self._stamps.get(one, 0) != one.stamp()]
 
     def look(self) -> list[Variant]:
         """Take up what other processes, or earlier ones, have compiled; what is new."""
         found = []
         for overlay in self.moved():
-            self._stamps[str(overlay.root)] = overlay.stamp()
+            self._stamps[overlay] = overlay.stamp()
             for key in overlay.names():
                 if key not in self._made and len(self._made) < self.most:
                     made = overlay.get(key, self._jit.bundle.index)

@@ -8,13 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from aotpack_runtime import forks
 from aotpack_runtime.errors import CompileError
 
 Json = Any
@@ -43,7 +43,7 @@ class Child:
 
     def __init__(self, folder: Path, limits: Limits, variables: Mapping[str, str] = {}) -> None:
         self._folder, self._limits, self._variables = folder, limits, variables
-        self._lock = threading.Lock()
+        self._lock = forks.lock(forks.LAST)  # a child forked beside `_start` would keep the end of a pipe
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
 
@@ -57,19 +57,19 @@ class Child:
                 if self._stopped:
                     raise CompileError(name, "stopped: the session was closed")
                 self._process = self._start(log, sample)
-            output, _ = self._process.communicate(json.dumps(job).encode() + b"\n")
+            output = self._talked(json.dumps(job).encode() + b"\n")
             return self._answer(name, output, log)
         except OSError as error:
             raise CompileError(name, f"no process can be started for it: {error}") from error
         finally:
-            self._kill()
+            self._end()
             os.close(log)
 
     def stop(self) -> None:
         """End the child and the compilers that it started."""
         with self._lock:
             self._stopped = True
-        self._kill()
+            self._kill()
 
     def _start(self, log: int, sample: int | None) -> subprocess.Popen[bytes]:
         variables = {**_environment(self._folder), **self._variables}
@@ -79,6 +79,19 @@ class Child:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
             pass_fds=() if sample is None else (sample,), env=variables, cwd="/",
         )  # fmt: skip
+
+    def _talked(self, job: bytes) -> bytes:
+        """What the child says of `job`; all of its processes are gone then."""
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(job)
+        with process.stdout as results:
+            output = results.read()
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        self._end()
+        return output
 
     def _answer(self, name: str, output: bytes, log: int) -> tuple[Json, float]:
         assert self._process is not None
@@ -101,10 +114,20 @@ class Child:
         return f"by {signal.Signals(number).name}" if number in set(signal.Signals) else f"exit status {code}"
 
     def _kill(self) -> None:
+        """Its whole group: a worker that died by itself, for want of memory, leaves the compilers that it started. The
+        number of the group is that of no other until it is waited for: by `_end`, or by a server that waits for all."""
         process = self._process
-        if process is not None and process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
+                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
                 os.killpg(process.pid, signal.SIGKILL)
+
+    def _end(self) -> None:
+        """Kill what is left of it, and have it be gone."""
+        with self._lock:
+            if self._process is not None:
+                self._kill()
+                self._process.wait()
 
 
 def _environment(folder: Path) -> dict[str, str]:

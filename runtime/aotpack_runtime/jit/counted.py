@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from aotpack_runtime import forks
 from aotpack_runtime.dispatch import Miss
 from aotpack_runtime.fallbacks import Prepared
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.jit.misslog import MissLog
-from aotpack_runtime.jit.observed import Family, Shape, Shapes
-from aotpack_runtime.jit.request import words
+from aotpack_runtime.jit.observed import Family, Shape, Shapes, words
 
 Json = Any
 
@@ -24,7 +23,7 @@ class Counted:
 
     def __init__(self, entry: str) -> None:
         self._entry, self._log, self._shapes = entry, MissLog(), Shapes()
-        self._lock = threading.Lock()
+        self._lock = forks.lock(forks.MISSES)
 
     def look(self) -> bool:
         return False
@@ -65,7 +64,7 @@ class Counted:
         with self._lock:
             shape = self._shapes.find(text)
             if shape is None:
-                shape = Shape(text, miss.call, Family(None), state="nothing is compiled in this mode")
+                shape = Shape(miss.call, Family(None), state="nothing is compiled in this mode")
                 self._shapes.add(text, shape)
                 self._log.write(self._entry, "miss", miss.call, reason=miss.last_reason())
         return shape

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from aotpack_runtime import forks
 from aotpack_runtime.machine import make_private
 
 POLL_S = 0.05
@@ -23,10 +24,14 @@ Stopped = Callable[[], bool]
 _held: set[int] = set()
 
 
-def _let_go(descriptor: int) -> None:
+def let_go(descriptor: int, path: Path) -> None:
+    """Give the lock back that `take` gave; its file goes with it, so that locks of what is done do not add up."""
+    if descriptor not in _held:  # a forked child gave its parent's back already
+        return
     _held.discard(descriptor)
     with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        if _is_at(path, descriptor):
+            os.unlink(path)
     os.close(descriptor)
 
 
@@ -36,7 +41,7 @@ def _forget_all() -> None:
         os.close(_held.pop())
 
 
-os.register_at_fork(after_in_child=_forget_all)
+forks.in_child(_forget_all)
 
 
 @contextlib.contextmanager
@@ -45,34 +50,36 @@ def held(*paths: Path, stopped: Stopped = lambda: False, wait: bool = True) -> I
 
     False when `stopped` says so before, or without `wait` when all are taken.
     """
-    descriptor, locks = None, True
+    mine: tuple[int, Path] | None = None
+    locks = True
     try:
-        while descriptor is None and locks and not stopped():
+        while mine is None and locks and not stopped():
             for path in paths:
                 try:
-                    descriptor = _take(path)
+                    descriptor = take(path)
                 except OSError:  # no locks here, or no place for one
                     locks = False
-                if descriptor is not None or not locks:
+                else:
+                    mine = None if descriptor is None else (descriptor, path)
+                if mine is not None or not locks:
                     break
             else:
                 if not wait:
                     break
                 time.sleep(POLL_S)
-        yield descriptor is not None or not locks
+        yield mine is not None or not locks
     finally:
-        if descriptor is not None:
-            _let_go(descriptor)
+        if mine is not None:
+            let_go(*mine)
 
 
-def _take(path: Path) -> int | None:
+def take(path: Path) -> int | None:
     """The descriptor that holds the lock; None while another has it. OSError where there are no locks."""
     make_private(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        now, mine = os.stat(path), os.fstat(descriptor)
-        if (now.st_dev, now.st_ino) == (mine.st_dev, mine.st_ino):
+        if _is_at(path, descriptor):
             _held.add(descriptor)
             return descriptor
     except (BlockingIOError, FileNotFoundError):  # another has it, or the folder was wiped meanwhile
@@ -82,3 +89,9 @@ def _take(path: Path) -> int | None:
         raise
     os.close(descriptor)
     return None
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Is this file the one at `path`, and not one that was there before?"""
+    now, mine = os.stat(path), os.fstat(descriptor)
+    return (now.st_dev, now.st_ino) == (mine.st_dev, mine.st_ino)

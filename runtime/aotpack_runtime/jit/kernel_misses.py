@@ -8,13 +8,13 @@ from typing import Any
 
 from aotpack_runtime.dispatch import Miss
 from aotpack_runtime.format.index import Entry, Variant
+from aotpack_runtime.jit.ask import Sample
 from aotpack_runtime.jit.compile import unavailable
 from aotpack_runtime.jit.decide import When
 from aotpack_runtime.jit.kernel_request import KernelRequest, call_key, kernel_request
 from aotpack_runtime.jit.model_misses import MEMORY_BYTES
-from aotpack_runtime.jit.observed import Seen, Shape
-from aotpack_runtime.jit.request import words
-from aotpack_runtime.jit.service import Jit, Sample, Served
+from aotpack_runtime.jit.observed import Seen, Shape, words
+from aotpack_runtime.jit.service import Jit, Served
 
 TOOLS = {"triton": "triton", "nvrtc": "cuda.bindings"}
 """Kind of a kernel -> the module that its compiler comes in. Whether NVRTC's library is there, the child finds out."""
@@ -50,6 +50,9 @@ class KernelMisses:
             return Seen(key=found, why=found)
         own = found.key(self._jit.bundle.digest, self._jit.device)
         return Seen(key=own, family=own, request=found)
+
+    def why_not(self, miss: Miss, program: Variant | None) -> str:
+        return ""
 
     def request(self, shape: Shape, *, whole: bool) -> KernelRequest:
         found: KernelRequest = shape.request

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from aotpack_runtime.dispatch import Miss
 from aotpack_runtime.format.codec import dump_scalar
 from aotpack_runtime.format.index import RecipeTarget, Variant
+from aotpack_runtime.jit.ask import Sample
 from aotpack_runtime.jit.decide import When
 from aotpack_runtime.jit.gpu import free_bytes
-from aotpack_runtime.jit.observed import Seen, Shape
-from aotpack_runtime.jit.request import Request, exact, open_sizes, ranged, shape_key, why_not, words
-from aotpack_runtime.jit.service import Jit, Sample, Served
+from aotpack_runtime.jit.observed import Seen, Shape, words
+from aotpack_runtime.jit.request import Request, exact, ranged, shape_key, why_not
+from aotpack_runtime.jit.service import Jit, Served
 from aotpack_runtime.loaders import SAMPLES, loader
 
 log = logging.getLogger("aotpack.jit")
@@ -36,6 +36,7 @@ class ModelMisses:
 
     def __init__(self, jit: Jit, entry: Served) -> None:
         self._jit, self._entry = jit, entry
+        self._samples: Any = None
         if jit.unavailable:
             jit.say(f"misses are served without compiling behind them: {jit.unavailable}")
         file = jit.bundle.index.weights_file
@@ -43,15 +44,20 @@ class ModelMisses:
         self.memory_bytes = MEMORY_BYTES[jit.device.partition(":")[0]] + WEIGHTS_TIMES * self._weights_bytes
 
     def seen(self, miss: Miss, program: Variant | None) -> Seen:
-        """What names the call, and whether something may be compiled for it."""
+        """What names the call."""
         if program is None:  # the source serves it: only counted
             return Seen(key=words(miss.call), why="no program of the bundle reaches it")
-        key, family = shape_key(program, miss.call)
+        key, family, sizes = shape_key(program, miss.call)
+        return Seen(key=key, family=family, program=program, sizes=sizes)
+
+    def why_not(self, miss: Miss, program: Variant | None) -> str:
+        """Why nothing is compiled for calls of the family of this one, "" when something may be."""
+        if program is None:
+            return ""
         reason = why_not(program, miss.call)
         if not reason and self._target(program) is None:
             reason = "this host meets none of the manifest's targets"
-        sizes = open_sizes(program, miss.call)
-        return Seen(key=key, family=family, program=program, sizes=sizes, why=reason)
+        return reason
 
     def request(self, shape: Shape, *, whole: bool) -> Request:
         """The range of what was seen of its family (`whole`, where one can be declared), or its exact shape."""
@@ -76,28 +82,29 @@ class ModelMisses:
     def copied(self, leaves: Sequence[Any]) -> Callable[[], Sample | None]:
         """Copies the arguments; what puts the copies into memory that a child reads, None where made-up arguments are
         used instead."""
-        save: Callable[[], tuple[int, list[Any]]] | None = None
-        with self._told():
-            save = loader(SAMPLES).copy(leaves)
+        try:
+            self._samples = self._samples or loader(SAMPLES)
+            save = self._samples.copy(leaves)
+        except Exception as error:
+            self._not_copied(error)
+            save = None
 
         def sample() -> Sample | None:
-            with self._told():
+            try:
                 if save is not None:
                     descriptor, records = save()
                     pairs = zip(leaves, records, strict=True)
                     return Sample(
                         descriptor, records, [dump_scalar(leaf) if one is None else None for leaf, one in pairs]
                     )
+            except Exception as error:
+                self._not_copied(error)
             return None
 
         return sample
 
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            log.debug("%s: arguments are not copied: %s", self._entry.record.name, error)
+    def _not_copied(self, error: Exception) -> None:
+        log.debug("%s: arguments are not copied: %s", self._entry.record.name, error)
 
     def _target(self, program: Variant) -> RecipeTarget | None:
         """The first target of the manifest that this host meets; on a GPU its code is for the one at hand."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from aotpack_runtime.format.guard import describe
 from aotpack_runtime.format.index import Variant
-from aotpack_runtime.format.tensor import Call
+from aotpack_runtime.format.tensor import Call, Leaf, TensorMeta
 
 SHAPES = 512
 """Shapes remembered for an entry; the one that missed longest ago is forgotten first."""
@@ -21,7 +22,7 @@ VALUES = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """A call that missed: what names its shape, what names its family, the sizes that differ within the family, and why
-    nothing is compiled for it, "" when something may be. `request` is what, where that is known already."""
+    it has none, so that nothing is compiled for it. `request` is what, where that is known already."""
 
     key: Hashable
     family: Hashable = ()
@@ -34,9 +35,11 @@ class Seen:
 @dataclass(slots=True)
 class Family:
     """Calls of one program, one layout and the same scalars: what a range may cover. `seconds` counts those of the
-    fallback since a variant for the family came last."""
+    fallback since a variant for the family came last; `why` is why nothing is compiled for any of them, "" when
+    something may be."""
 
     program: Variant | None
+    why: str = ""
     seconds: float = 0.0
     due: float = math.inf
     sizes: dict[str, set[int]] = field(default_factory=dict)
@@ -54,7 +57,6 @@ class Shape:
     """One shape of calls: how often the fallback served it and how long that took. `state` is what became of it:
     "" (being watched), "asked", "compiled", or why there will be no variant for it; `why` is why there is none yet."""
 
-    text: str
     call: Call
     family: Family
     request: Any = None
@@ -66,6 +68,10 @@ class Shape:
     first_seen: float = field(default_factory=time.monotonic)
     hits: Any = None
     """The counter of the variant that serves it now."""
+
+    @property
+    def text(self) -> str:
+        return words(self.call)
 
     @property
     def mean_s(self) -> float:
@@ -95,10 +101,10 @@ class Shapes:
             self._shapes.move_to_end(key)
         return shape
 
-    def family(self, key: Hashable, program: Variant | None) -> Family:
+    def family(self, key: Hashable, made: Callable[[], Family]) -> Family:
         found = self._families.get(key)
         if found is None:
-            found = self._families[key] = Family(program)
+            found = self._families[key] = made()
             if len(self._families) > self._limit:
                 self._families.popitem(last=False)
         return found
@@ -110,3 +116,14 @@ class Shapes:
 
     def all(self) -> list[Shape]:
         return list(self._shapes.values())
+
+
+def words(call: Call) -> str:
+    """The shape of a call in a few words: `float32[8,70], True`."""
+    return ", ".join(_word(leaf) for leaf in call.leaves)
+
+
+def _word(leaf: Leaf) -> str:
+    if isinstance(leaf, TensorMeta):
+        return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+    return describe(leaf)[:48]

@@ -66,6 +66,7 @@ class Overlay:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._variants = str(root / "variants")
         self._files: dict[str, dict[str, str]] = {}
         self.damaged: set[str] = set()
         """Keys of variants that were found to be damaged and removed."""
@@ -75,7 +76,7 @@ class Overlay:
     def stamp(self) -> int:
         """Another number whenever a variant was added or removed; 0 when there is none."""
         try:
-            return os.stat(self.root / "variants").st_mtime_ns
+            return os.stat(self._variants).st_mtime_ns
         except OSError:
             return 0
 
@@ -136,8 +137,18 @@ class Overlay:
         with contextlib.suppress(OSError):
             record.unlink()
         with contextlib.suppress(ValueError):
-            _remove((self.root / layout.artifact(kind, name, "x")).parent)
+            folder = (self.root / layout.artifact(kind, name, "x")).parent
+            if not self._is_named(name):
+                _remove(folder)
         self._files.pop(name, None)
+
+    def _is_named(self, artifact: str) -> bool:
+        """Does a record name this artifact? Two keys may have been compiled to the same bytes."""
+        for key in self.names():
+            with contextlib.suppress(OSError):
+                if artifact.encode() in self.record(key).read_bytes():
+                    return True
+        return False
 
     def used(self, key: str) -> None:
         """Note that the variant is in use: what was not used for longest goes first."""
@@ -198,8 +209,6 @@ class Overlay:
                 with held(self.lock(left), wait=False) as got:
                     if got:
                         _remove(builds / left)
-                        with contextlib.suppress(OSError):
-                            self.lock(left).unlink()
         old = [name for name in _listed(artifacts) if _age_s(artifacts / name) > ORPHAN_S]
         if old:
             named = {_artifact_of(self.record(key))[1] for key in self.names()}

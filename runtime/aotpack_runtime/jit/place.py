@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 from aotpack_runtime.format.fingerprint import fingerprint
 from aotpack_runtime.format.target import Machine
-from aotpack_runtime.jit.overlay import Overlay
-from aotpack_runtime.machine import cache_dir, untrusted
+from aotpack_runtime.machine import untrusted
 
 FREE_BYTES = 256 << 20
 """A compile is not begun with less room than this: its files and those that compilers write beside them."""
@@ -32,9 +28,9 @@ def facts(machine: Machine) -> dict[str, str]:
     return found
 
 
-def overlay_root(bundle: str, machine: Machine, cache: Path | None = None) -> Path:
+def overlay_root(bundle: str, machine: Machine, cache: Path) -> Path:
     """The overlay of the bundle with this digest, for hosts like `machine`."""
-    return (cache or cache_dir()) / "overlay" / bundle / fingerprint(facts(machine))[:32]
+    return cache / "overlay" / bundle / fingerprint(facts(machine))[:32]
 
 
 def distrusted(root: Path) -> str:
@@ -64,31 +60,3 @@ def unwritable(root: Path) -> str:
     if free < FREE_BYTES:
         return f"{root}: its file system is full ({free >> 20} MiB left, a compile needs {FREE_BYTES >> 20})"
     return ""
-
-
-class Private:
-    """An overlay of this process alone, for hosts whose cache cannot be written: made when it is first needed, gone
-    when it is closed."""
-
-    def __init__(self) -> None:
-        self._made: Overlay | None = None
-        self._owner = 0
-
-    def get(self) -> Overlay | str:
-        """The overlay, or why there is none."""
-        if self._made is None:
-            try:
-                folder = Path(tempfile.mkdtemp(prefix="aotpack-jit-"))
-            except OSError as error:
-                return f"there is no folder for temporary files: {error}"
-            if problem := unwritable(folder / "overlay" / "private" / "host"):
-                shutil.rmtree(folder, ignore_errors=True)
-                return problem
-            self._made, self._owner = Overlay(folder / "overlay" / "private" / "host"), os.getpid()
-        return self._made
-
-    def close(self) -> None:
-        if self._made is not None and self._owner == os.getpid():
-            with contextlib.suppress(OSError):
-                shutil.rmtree(self._made.root.parents[2], ignore_errors=True)
-            self._made = None

@@ -11,11 +11,10 @@ from typing import Any
 from aotpack_runtime.format.codec import dump_scalar
 from aotpack_runtime.format.expression import Expression, parse, variable
 from aotpack_runtime.format.fingerprint import fingerprint
-from aotpack_runtime.format.guard import Guards, IntGuard, LeafGuard, Range, TensorGuard, ValueGuard, describe, identity
+from aotpack_runtime.format.guard import Guards, IntGuard, LeafGuard, Range, TensorGuard, ValueGuard, identity
 from aotpack_runtime.format.index import RecipeTarget, Variant
 from aotpack_runtime.format.tensor import (
     Call,
-    Leaf,
     Other,
     TensorMeta,
     channels_last_strides,
@@ -69,37 +68,32 @@ class Request:
         return self.program.recipe
 
 
-def open_sizes(program: Variant, call: Call) -> dict[str, int]:
-    """The sizes of `call` that the program leaves open and that follow from no other, by name."""
+def shape_key(program: Variant, call: Call) -> tuple[Hashable, Hashable, dict[str, int]]:
+    """(what names the shape of a call, what names its family, its open sizes). The family is the same with the open
+    sizes left out; it has all that `why_not` looks at."""
     tied = _tied(program.guards.where)
-    sizes: dict[str, int] = {}
-    for guard, leaf in zip(program.guards.leaves, call.leaves, strict=True):
-        if isinstance(guard, TensorGuard) and isinstance(leaf, TensorMeta):
-            for axis, (dim, size) in enumerate(zip(guard.dims, leaf.shape, strict=True)):
-                name = variable(guard.path, axis)
-                if isinstance(dim, Range) and name not in tied:
-                    sizes[name] = size
-    return sizes
-
-
-def shape_key(program: Variant, call: Call) -> tuple[Hashable, Hashable]:
-    """(what names the shape of a call, what names its family: the same with the open sizes left out)."""
-    free = {*open_sizes(program, call), *_tied(program.guards.where)}
     exact: list[Hashable] = [program.id]
     loose: list[Hashable] = [program.id]
+    sizes: dict[str, int] = {}
     for guard, leaf in zip(program.guards.leaves, call.leaves, strict=True):
-        if isinstance(leaf, TensorMeta):
-            kind = (leaf.dtype, _layout(leaf), bool(leaf.odd), leaf.needs_grad)
+        if isinstance(leaf, TensorMeta) and isinstance(guard, TensorGuard):
+            written = (leaf.shared, leaf.locked) if guard.written else None
+            askew = guard.device == "cuda" and bool(leaf.offset)
+            kind = (leaf.dtype, _layout(leaf), bool(leaf.odd), leaf.needs_grad, written, askew)
             exact.append((kind, leaf.shape))
-            names = [variable(guard.path, axis) for axis in range(len(leaf.shape))]
-            fixed = [None if name in free else size for name, size in zip(names, leaf.shape, strict=True)]
+            fixed: list[int | None] = []
+            for axis, (dim, size) in enumerate(zip(guard.dims, leaf.shape, strict=True)):
+                is_open = isinstance(dim, Range)
+                fixed.append(None if is_open else size)
+                if is_open and (name := variable(guard.path, axis)) not in tied:
+                    sizes[name] = size
             loose.append((kind, tuple(fixed)))
         else:
-            value = leaf if isinstance(leaf, Other) else identity(leaf)
+            value = leaf if isinstance(leaf, Other | TensorMeta) else identity(leaf)
             exact.append(value)
             loose.append(None if isinstance(guard, IntGuard) else value)
     state = call.state
-    return (*exact, state), (*loose, state)
+    return (*exact, state), (*loose, state), sizes
 
 
 def why_not(program: Variant, call: Call) -> str:
@@ -128,7 +122,7 @@ def ranged(
 ) -> Request | None:
     """One variant for all sizes seen of the dims that keep changing, rounded out to powers of two inside of what the
     program takes; None where none keeps changing, or a size follows them in a way that a dim cannot be declared."""
-    opened = open_sizes(program, call)
+    _, _, opened = shape_key(program, call)
     ranges = _ranges(program.guards)
     changing = [name for name in opened if len(seen.get(name, ())) >= KEEPS_CHANGING]
     dims: dict[str, tuple[str, tuple[int, int | None, int]]] = {}
@@ -256,14 +250,3 @@ def _renamed(form: Expression, dims: Mapping[str, tuple[str, Any]]) -> str:
     step = form({name: 1}) - offset
     scaled = dims[name][0] if step == 1 else f"{step} * {dims[name][0]}"
     return parse(f"{scaled} + {offset}" if offset else scaled).text
-
-
-def words(call: Call) -> str:
-    """The shape of a call in a few words: `8x70, 8x70, True`."""
-    return ", ".join(_word(leaf) for leaf in call.leaves)
-
-
-def _word(leaf: Leaf) -> str:
-    if isinstance(leaf, TensorMeta):
-        return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-    return describe(leaf)[:48]

@@ -14,19 +14,22 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from aotpack_runtime import forks
 from aotpack_runtime.bundle import Bundle
 from aotpack_runtime.counters import Counter
 from aotpack_runtime.errors import AotpackError, CompileError
 from aotpack_runtime.format.index import Entry, Variant
 from aotpack_runtime.format.target import Machine
 from aotpack_runtime.jit import threads
+from aotpack_runtime.jit.ask import Ask, Requested, Sample
 from aotpack_runtime.jit.budget import Breaker, pause_s
 from aotpack_runtime.jit.compile import Child, Limits, unavailable
 from aotpack_runtime.jit.flight import held
 from aotpack_runtime.jit.gpu import visible
 from aotpack_runtime.jit.misslog import MissLog
 from aotpack_runtime.jit.overlay import Compiled, Overlay, evict
-from aotpack_runtime.jit.place import Private, distrusted, overlay_root, unwritable
+from aotpack_runtime.jit.place import distrusted, overlay_root, unwritable
+from aotpack_runtime.jit.private import Private
 
 log = logging.getLogger("aotpack.jit")
 
@@ -35,20 +38,6 @@ PENDING = 16
 """Compiles that wait at a time; what comes while as many do asks again later."""
 CACHE_BYTES = 2 << 30
 MOST_WARNINGS = 200
-
-
-class Requested(Protocol):
-    """What is compiled for a miss, of a model or of a kernel."""
-
-    @property
-    def entry(self) -> str: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def dims(self) -> Mapping[str, Any]: ...
-    def key(self, bundle: str, device: str) -> str: ...
-    def parts(self, bundle: str, device: str) -> dict[str, Json]: ...
-    def job(self) -> dict[str, Json]: ...
 
 
 class Served(Protocol):
@@ -62,36 +51,6 @@ class Served(Protocol):
     def release(self, variant: Variant) -> None: ...
     def serve_of(self, call: Any) -> Callable[..., object] | None: ...
     def counter_of(self, name: str) -> Any: ...
-
-
-@dataclass(eq=False)
-class Ask:
-    """One compile that was asked for. `made` is set when `done` is, if there is a variant."""
-
-    request: Requested
-    key: str
-    sample: Sample | None
-    limits: Limits
-    done: threading.Event = field(default_factory=threading.Event)
-    made: tuple[Compiled, Overlay] | None = None
-    problem: str = ""
-
-
-@dataclass(slots=True)
-class Sample:
-    """Arguments of a call in a descriptor of memory."""
-
-    descriptor: int
-    leaves: list[Json]
-    numbers: list[Json]
-
-    def record(self) -> Json:
-        return {"descriptor": self.descriptor, "leaves": self.leaves, "numbers": self.numbers}
-
-    def close(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
 
 
 @dataclass(slots=True)
@@ -109,9 +68,9 @@ class Totals:
 class Jit:
     """The compiles behind a session. Thread-safe; nothing is made or started before the first miss asks for it."""
 
-    def __init__(self, bundle: Bundle, device: str, machine: Machine, allow: frozenset[str]) -> None:
+    def __init__(self, bundle: Bundle, device: str, machine: Machine, allow: frozenset[str], cache: Path) -> None:
         self.bundle, self.device, self.machine, self.allow = bundle, device, machine, allow
-        root = overlay_root(bundle.digest, machine)
+        root = overlay_root(bundle.digest, machine, cache)
         self.distrusted = distrusted(root)
         self.overlay = None if self.distrusted else Overlay(root)
         self.breaker, self.totals = Breaker(), Totals()
@@ -120,13 +79,13 @@ class Jit:
         self.unavailable = unavailable()
         self.miss_log = MissLog()
         self._private = Private()
-        self._lock = threading.Lock()
+        self._lock = forks.lock(forks.LAST)
         self._asks: dict[str, Ask] = {}
         self._children: set[Child] = set()
-        self._owner = os.getpid()
         self._begun, self._ended = Counter(), Counter()
         self._turns = threading.Semaphore(jobs())
         self._queue: SimpleQueue[Callable[[], object] | None] | None = None
+        forks.in_child(self._begin_anew)
         self._said: set[str] = set()
         self._closed = False
         self._started = time.monotonic()
@@ -135,7 +94,7 @@ class Jit:
 
     def overlays(self) -> list[Overlay]:
         """Where variants may be, the shared one first."""
-        private = self._private._made
+        private = self._private.made
         return [overlay for overlay in (self.overlay, private) if overlay is not None]
 
     def say(self, text: str) -> None:
@@ -144,18 +103,24 @@ class Jit:
             self._said.add(text)
             log.warning("%s", text)
 
-    def soon(self, work: Callable[[], object]) -> None:
-        """Do `work` on a thread of this session, after what came before: a call does not wait for it."""
+    def soon(self, work: Callable[[], object]) -> bool:
+        """Do `work` on a thread of this session, after what came before: a call does not wait for it. False when there
+        may be no such thread."""
         queue = self._queue
-        if queue is None or self._owner != os.getpid():
+        if queue is None:
             with self._lock:
-                self._begin_anew()
                 queue = self._queue
                 if queue is None:
-                    queue = self._queue = SimpleQueue()
-                    threads.start(partial(self._do, queue), "aotpack-jit", self._stop)
+                    queue = SimpleQueue()
+                    try:
+                        threads.start(partial(self._do, queue), "aotpack-jit", self._stop)
+                    except RuntimeError as error:
+                        self.say(f"misses are served without compiling behind them for now: {error}")
+                        return False
+                    self._queue = queue
         self._begun.tick()
         queue.put(work)
+        return True
 
     def _do(self, queue: SimpleQueue[Callable[[], object] | None]) -> None:
         while (work := queue.get()) is not None:
@@ -167,8 +132,13 @@ class Jit:
 
     def _begin_anew(self) -> None:
         """In a forked child: threads do not come along, nor do the compiles they wait for."""
-        if self._owner != os.getpid():
-            self._owner, self._asks, self._children, self._queue = os.getpid(), {}, set(), None
+        for ask in self._asks.values():
+            if ask.sample is not None:
+                ask.sample.close()
+        self._asks, self._children, self._queue = {}, set(), None
+        self._begun, self._ended = Counter(), Counter()
+        self._turns = threading.Semaphore(jobs())
+        self.breaker.forget_trial()
 
     # ------------------------------------------------------------------------------------------------- compiling
 
@@ -182,8 +152,9 @@ class Jit:
             return "the breaker is open: most compiles failed"
         for overlay in self.overlays():
             count, until, why = overlay.failure(key)
-            if count and time.time() < until:
-                return f"failed {count} times, the next try is in {until - time.time():.0f} s: {why}"
+            left = until - time.time()
+            if 0 < left <= pause_s(count):  # more is left when the clock was set back
+                return f"failed {count} times, the next try is in {left:.0f} s: {why}"
         with self._lock:
             if len(self._asks) >= PENDING and key not in self._asks:
                 return f"{PENDING} compiles wait already"
@@ -198,14 +169,17 @@ class Jit:
         whoever asked first. The sample is closed then."""
         key = request.key(self.bundle.digest, self.device)
         with self._lock:
-            self._begin_anew()
             known = self._asks.get(key)
             if known is not None:
                 if sample is not None:
                     sample.close()
                 return known
             ask = self._asks[key] = Ask(request, key, sample, limits)
-        threads.start(partial(self._fly, ask, ended), f"aotpack-jit-{key[:8]}", self._stop)
+        try:
+            threads.start(partial(self._fly, ask, ended), f"aotpack-jit-{key[:8]}", self._stop)
+        except RuntimeError as error:
+            ask.problem = str(error)
+            self._finish(ask, ended)
         return ask
 
     def _fly(self, ask: Ask, ended: Callable[[Ask], None]) -> None:
@@ -221,15 +195,18 @@ class Jit:
             log.exception("%s: while compiling behind a miss", ask.request.entry)
             ask.problem = f"{type(error).__name__}: {error}"
         finally:
-            if ask.sample is not None:
-                ask.sample.close()
-            try:
-                ended(ask)
-            except Exception:
-                log.exception("%s: while taking up what was compiled behind a miss", ask.request.entry)
-            with self._lock:
-                self._asks.pop(ask.key, None)
-            ask.done.set()
+            self._finish(ask, ended)
+
+    def _finish(self, ask: Ask, ended: Callable[[Ask], None]) -> None:
+        if ask.sample is not None:
+            ask.sample.close()
+        try:
+            ended(ask)
+        except Exception:
+            log.exception("%s: while taking up what was compiled behind a miss", ask.request.entry)
+        with self._lock:
+            self._asks.pop(ask.key, None)
+        ask.done.set()
 
     def _found_or_made(self, ask: Ask) -> tuple[Compiled, Overlay]:
         """What is under the key by now, else what a child makes of it; others who want it wait meanwhile."""
@@ -358,16 +335,14 @@ class Jit:
         """Stop running children; what waits gives up."""
         self._stop()
         with self._lock:
-            asks = list(self._asks.values()) if self._owner == os.getpid() else []
+            asks = list(self._asks.values())
         for ask in asks:
             ask.done.wait(5)
         self._private.close()
 
     def _stop(self) -> None:
-        """Nothing is begun any more, and what runs is told to end; a forked child leaves what is its parent's."""
+        """Nothing is begun any more, and what runs is told to end."""
         self._closed = True
-        if self._owner != os.getpid():
-            return
         if self._queue is not None:
             self._queue.put(None)
         with self._lock:

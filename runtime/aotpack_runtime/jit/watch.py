@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from aotpack_runtime import forks
 from aotpack_runtime.dispatch import Miss
 from aotpack_runtime.fallbacks import Prepared
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.jit.adopted import Adopted
+from aotpack_runtime.jit.ask import Ask, Requested, Sample
 from aotpack_runtime.jit.compile import Limits
 from aotpack_runtime.jit.decide import AGAIN, Estimate, When, best_share, due_s, estimate
 from aotpack_runtime.jit.gpu import is_capturing
 from aotpack_runtime.jit.observed import Family, Seen, Shape, Shapes
-from aotpack_runtime.jit.request import KEEPS_CHANGING, covers, words
-from aotpack_runtime.jit.service import Ask, Jit, Requested, Sample, Served
+from aotpack_runtime.jit.request import KEEPS_CHANGING, covers
+from aotpack_runtime.jit.service import Jit, Served
 
 log = logging.getLogger("aotpack.jit")
 
@@ -35,6 +36,7 @@ class Misses(Protocol):
     memory_bytes: int
 
     def seen(self, miss: Miss, program: Variant | None) -> Seen: ...
+    def why_not(self, miss: Miss, program: Variant | None) -> str: ...
     def request(self, shape: Shape, *, whole: bool) -> Requested: ...
     def room(self) -> str: ...
     def copied(self, leaves: Sequence[Any]) -> Callable[[], Sample | None]: ...
@@ -53,7 +55,8 @@ class Watch:
         self._adopted = Adopted(jit, entry, int(settings.get("max_jit", 4)))
         self._asked: dict[str, list[Shape]] = {}
         self._share = 1 / AGAIN
-        self._lock = threading.RLock()
+        self._lock = forks.lock(forks.MISSES)
+        forks.in_child(self._begin_anew)
 
     # ------------------------------------------------------------------------------------------------ a miss
 
@@ -126,30 +129,35 @@ class Watch:
         return shape
 
     def _new_shape(self, miss: Miss, seen: Seen) -> Shape:
-        state = seen.why or self._jit.unavailable
-        family = Family(None) if seen.why else self._shapes.family(seen.family, seen.program)
+        if seen.why:
+            family = Family(None, seen.why)
+        else:
+            family = self._shapes.family(
+                seen.family, lambda: Family(seen.program, self._misses.why_not(miss, seen.program))
+            )
         family.note(seen.sizes)
-        shape = Shape(words(miss.call), miss.call, family, seen.request, state=state)
+        shape = Shape(miss.call, family, seen.request, state=family.why or self._jit.unavailable)
         self._shapes.add(seen.key, shape)
-        self._jit.miss_log.write(self._entry.record.name, "miss", miss.call, reason=miss.last_reason())
-        if not state:
-            shape.due = self._due()
-            family.due = self._due() if self._changes(family) else math.inf
-            if shape.due < math.inf and self._was_dropped(shape):
+        if self._jit.miss_log:
+            self._jit.miss_log.write(self._entry.record.name, "miss", miss.call, reason=miss.last_reason())
+        if not shape.state:
+            shape.due = due = self._due()
+            family.due = due if self._changes(family) else math.inf
+            if due < math.inf and self._was_dropped(shape):
                 shape.due = 0.0
         return shape
 
     def _was_dropped(self, shape: Shape) -> bool:
         """Was there a variant for it that was damaged? It has paid before."""
-        damaged = set[str]().union(*(overlay.damaged for overlay in self._jit.overlays()))
-        return bool(damaged) and self._key(self._misses.request(shape, whole=False)) in damaged
+        damaged = [overlay.damaged for overlay in self._jit.overlays() if overlay.damaged]
+        return bool(damaged) and self._key(self._misses.request(shape, whole=False)) in set[str]().union(*damaged)
 
     # ------------------------------------------------------------------------------------------------ asking
 
     def _due_call(self, shape: Shape, serve: Callable[..., object], leaves: Sequence[object]) -> object:
         """A call at which a compile is due: in the background it is served first, and what it began goes on behind it;
         its arguments are copied before, since it may write them."""
-        capturing, family = is_capturing(), shape.family
+        capturing, family = self._entry.device != "cpu" and is_capturing(), shape.family
         whole = self._changes(family) and family.seconds >= family.due
         # Nothing is copied for a compile that would be refused: a copy costs the call more than all else that is done.
         copied = (lambda: None) if capturing or self._jit.is_crowded() else self._misses.copied(leaves)
@@ -174,7 +182,10 @@ class Watch:
         shape.seconds += took
         family.seconds += took
         if self.background and not capturing:
-            self._jit.soon(lambda: self._asked_for(shape, copied, whole=whole))
+            begun = self._jit.soon(lambda: self._asked_for(shape, copied, whole=whole))
+            if not begun:
+                with self._lock:
+                    self._later(shape)
         return result
 
     def _asked_for(
@@ -277,7 +288,7 @@ class Watch:
         return estimate(list(history.get(name, {}).values()), others)
 
     def _due(self) -> float:
-        return due_s(self._when, self._estimate(), self._share)
+        return due_s(self._when, self._estimate() if self._when == "pays" else Estimate(), self._share)
 
     def _revise(self) -> None:
         """Something was compiled, so more is known of what compiling costs and gives."""
@@ -286,11 +297,23 @@ class Watch:
         self._share = best_share(
             (shape.demand_s for shape in shapes if shape.state in ("", "asked", "compiled")), known
         )
+        self._weigh_anew(shapes)
+
+    def _weigh_anew(self, shapes: Sequence[Shape]) -> None:
         due = self._due()
         for shape in shapes:
             if not shape.state:
                 shape.due = due
                 shape.family.due = due if self._changes(shape.family) else math.inf
+
+    def _begin_anew(self) -> None:
+        """In a forked child: nobody here will say what became of what was asked for."""
+        self._asked.clear()
+        shapes = self._shapes.all()
+        for shape in shapes:
+            if shape.state == "asked":
+                shape.state = ""
+        self._weigh_anew(shapes)
 
     # -------------------------------------------------------------------------------------------------- status
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 
+from aotpack_runtime import forks
 from aotpack_runtime.errors import ArtifactError
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.loaders.container import Container, CudaContainer
@@ -56,7 +56,7 @@ class AotiExecutable:
         self._device: Callable[[], AbstractContextManager[Any]] = (
             nullcontext if on_cpu else partial(torch.cuda.device, weights.device)
         )
-        self._turn = threading.RLock()
+        self._turn = forks.lock(forks.LAST)
         self.run: Callable[[list[Any]], Any] = self._timed if self._may_leave else self._in_turn
         with weights.lock:
             weights.bind(self._rebind)
@@ -81,6 +81,8 @@ class AotiExecutable:
 
     def _leave_gil(self) -> None:
         with self._weights.lock:
+            if self._weights.closed:  # the last calls end as they began
+                return
             if self._container is None:
                 container = Container.open(self._path, self._variant.id, self._concurrency, self._weights.device)
                 if container is not None:

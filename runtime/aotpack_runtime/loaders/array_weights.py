@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
+from aotpack_runtime import forks
 from aotpack_runtime.array import Array
 from aotpack_runtime.errors import WeightsError
 from aotpack_runtime.format.index import WeightRef, WeightSet
@@ -21,7 +22,7 @@ from aotpack_runtime.loaders import CROSSING, WEIGHTS, loader
 from aotpack_runtime.loaders.library_memory import put, write
 from aotpack_runtime.loaders.libtorch import Libtorch, open_libtorch
 from aotpack_runtime.loaders.upload import upload
-from aotpack_runtime.weights import StoredTensor, WeightsFile, unknown_weight
+from aotpack_runtime.weights import Gone, StoredTensor, WeightsFile, unknown_weight
 
 
 class ArrayWeights:
@@ -33,8 +34,8 @@ class ArrayWeights:
 
     def __init__(self, file: WeightsFile | None, weight_set: WeightSet, device: str) -> None:
         self.set, self.device = weight_set, device
-        self.lock = threading.RLock()
-        self.state_lock = threading.RLock() if weight_set.state else None
+        self.lock = forks.lock(forks.WEIGHTS)
+        self.state_lock = forks.lock(forks.STATE) if weight_set.state else None
         self._binds: list[Callable[[], None]] = []
         self.closed: list[bool] = []
         self._open = threading.Event()
@@ -146,8 +147,9 @@ class ArrayWeights:
     def close(self) -> None:
         if self._torch is not None:
             self._torch.close()
-        self._binds.clear()
-        self._tensors, self._current, self._retired = {}, {}, {}
+        with self.lock:
+            self._binds.clear()
+            self._tensors, self._current, self._retired = {}, Gone(), {}
 
     # -----------------------------------------------------------------------------------------------------------
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
+from aotpack_runtime import forks
 from aotpack_runtime.array import Array
 from aotpack_runtime.errors import ArtifactError, MissingDependency
 from aotpack_runtime.format.target import version
@@ -261,7 +261,7 @@ def row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ..
     return tuple(b if size == 1 else a for size, a, b in zip(shape, strides, plain, strict=True))
 
 
-_lock = threading.RLock()
+_lock = forks.lock(forks.LAST)
 _opened: dict[str, Libtorch] = {}
 
 

@@ -8,7 +8,6 @@ tensors. `torch._export.serde` is private: `read_program` names the torch versio
 from __future__ import annotations
 
 import json
-import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +18,12 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx.experimental import symbolic_shapes
 
+from aotpack_runtime import forks
 from aotpack_runtime.errors import ArtifactError
 
 MEMBER = "program/models/model.json"
 
-_lock = threading.RLock()
+_lock = forks.lock(forks.LAST)
 
 
 def read_program(path: str | Path) -> ExportedProgram:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-import threading
 import zipfile
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from aotpack_runtime import forks
 
 _MEMBERS = {"archive_format": "pt2", "archive_version": "0", "byteorder": "little", ".data/version": "3\n"}
 
@@ -38,7 +39,7 @@ class PublicRunner:
                 self._model = torch._inductor.aoti_load_package(
                     str(archive), device_index=device.index if on_gpu else -1
                 )
-        self._lock = threading.Lock()
+        self._lock = forks.lock(forks.LAST)
         # Inside the library a constant's name is its dotted name with everything else written as "_".
         self._names = {re.sub(r"\W", "_", fqn): fqn for fqn in self._model.get_constant_fqns()}
 

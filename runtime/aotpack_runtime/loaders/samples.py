@@ -22,10 +22,10 @@ def copy(leaves: Sequence[Any]) -> Callable[[], tuple[int, list[Json]]] | None:
     large. A call does no more than copy them where they are: on a GPU that is queued, and waited for when they are
     saved."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if sum(tensor.numel() * tensor.itemsize for tensor in tensors) > LIMIT_BYTES:
+    if sum([tensor.nbytes for tensor in tensors]) > LIMIT_BYTES:
         return None
     copies = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    devices = {tensor.device for tensor in tensors if tensor.is_cuda}
     events = [torch.cuda.current_stream(device).record_event() for device in devices]
 
     def save_copies() -> tuple[int, list[Json]]:
