@@ -122,7 +122,7 @@ def test_a24_a_cache_that_is_wiped_in_a_loop_breaks_nothing(
 ) -> None:
     """Processes that find a variant, and others that compile it, while another removes the cache all the time."""
     cache = missing.compiled_cache(tmp_path / "cache")
-    servers += [Server(bundle, 7, cache, "calls=400") for _ in range(3)]
+    servers += [Server(bundle, 7, cache, "calls=150") for _ in range(3)]
     while any(server.is_running() for server in servers):
         shutil.rmtree(cache / "overlay", ignore_errors=True)
         time.sleep(0.3)
