@@ -45,7 +45,20 @@ def before(work: Callable[[], object]) -> None:
 
 def in_child(work: Callable[[], object]) -> None:
     """Do `work` in each child; a method for as long as its object lives."""
-    _in_child.append(weakref.WeakMethod(work, _in_child.remove) if isinstance(work, MethodType) else lambda: work)
+    with _forking:
+        _in_child[:] = [known for known in _in_child if known() is not None]
+        _in_child.append(_method(work) if isinstance(work, MethodType) else lambda: work)
+
+
+def _method(work: MethodType) -> Callable[[], Callable[[], object] | None]:
+    """A weak reference to a method. That of `weakref` has a callback, which fails when Python ends (3.11)."""
+    owner, function = weakref.ref(work.__self__), work.__func__
+
+    def found() -> Callable[[], object] | None:
+        lives = owner()
+        return None if lives is None else MethodType(function, lives)
+
+    return found
 
 
 def _take() -> None:

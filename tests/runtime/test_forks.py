@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
+
 from tests.support.serving import in_process
 
 BEGIN = """
@@ -113,3 +117,22 @@ forks.before(lambda: done.append("before"))
 print(in_fork(lambda: done), done)
 """
     assert run(code) == "['before', 'kept'] ['before']"
+
+
+def test_what_is_gone_is_forgotten_and_python_ends_in_silence() -> None:
+    program = """
+        from aotpack_runtime import forks
+
+        class Counted:
+            def begin(self): pass
+
+        before = len(forks._in_child)
+        for _ in range(100):
+            forks.in_child(Counted().begin)
+        kept = Counted()
+        forks.in_child(kept.begin)
+        print(len(forks._in_child) - before)
+        kept.itself = kept
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == ("1", "")
