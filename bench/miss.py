@@ -245,7 +245,7 @@ class Copies:
 
     source: tuple[Variant, dict[str, str]]
 
-    def __init__(self, folder: Path, limits: Any) -> None:
+    def __init__(self, folder: Path, limits: Any, variables: Any) -> None:
         self._folder = folder
 
     def run(self, job: Json, sample: int | None) -> tuple[Json, float]:
@@ -278,7 +278,7 @@ def ranged_library(folder: Path) -> tuple[Variant, dict[str, str]]:
     session._behind().history["elsewhere"] = {"k": (1e-9, 1.0, 0.5)}
     watched._watch._revise()
     watched(torch.randn(600, 8))
-    ((made, overlay),) = watched._watch._adopted.values()
+    ((made, overlay),) = watched._watch._adopted._made.values()
     files = {name: shutil.copy(path, folder / name) for name, path in overlay.files(made.variant).items()}
     session.close()
     shutil.rmtree(Path(os.environ["AOTPACK_CACHE_DIR"]))
@@ -311,7 +311,9 @@ def soak(options: argparse.Namespace, folder: Path) -> Json:
                               "evictions": jit["overlay"]["evictions"]})  # fmt: skip
                 print(marks[-1], flush=True)
         seconds = time.monotonic() - start
-        counts = call.counts()
+        counts, jit = call.counts(), session.status()["jit"]
+    if not jit["compiles"] or jit["failures"]:
+        raise SystemExit(f"nothing was soaked: {jit['compiles']} compiles, {jit['failures']} failures")
     warm, end = marks[len(marks) // 4], marks[-1]
     return {
         "calls": options.calls, "seconds": round(seconds, 1), "hits_by_tier": counts["hits_by_tier"],
