@@ -17,6 +17,7 @@ import os
 import resource
 import signal
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from aotpack.worker import opened, run
@@ -27,9 +28,7 @@ _PR_SET_PDEATHSIG = 1
 def main(seconds: float, memory_bytes: int, parent: int, root: str) -> NoReturn:
     """Run one job at the lowest priority; the process ends with it."""
     _die_with(parent, signal.SIGTERM)
-    os.nice(int(os.environ.get("AOTPACK_JIT_NICE") or 19))
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    _step_back(int(os.environ.get("AOTPACK_JIT_NICE") or 19))
     # What is private counts, not what is mapped of files: the weights are the server's own pages.
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -55,6 +54,22 @@ def _work(root: str) -> NoReturn:
     answer["cpu_s"] = sum(one.ru_utime + one.ru_stime for one in used)
     print(json.dumps(answer), file=results, flush=True)
     os._exit(0)
+
+
+def _step_back(nice: int) -> None:
+    """Behind the server by `nice`, and at 19 behind whatever else runs.
+
+    Linux groups processes by session where it schedules for a desktop (sched_autogroup_enabled, which servers have on
+    too), and shares the CPUs out between the groups: there a process of a session of its own is nice to itself alone,
+    and the group has a number of its own. A batch process waits for the end of the slice of whoever it would preempt;
+    an idle one is preempted at once by what wakes up.
+    """
+    os.nice(nice)
+    policy = os.SCHED_IDLE if nice == 19 else os.SCHED_BATCH
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, policy, os.sched_param(0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(nice))
 
 
 def _die_with(parent: int, number: signal.Signals) -> None:
