@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from aotpack_runtime import forks
-from aotpack_runtime.ahead import begin, open_device
+from aotpack_runtime.ahead import begin, get_ready, open_device
 from aotpack_runtime.bundle import Bundle, Check, open_bundle
 from aotpack_runtime.entry import Entry
 from aotpack_runtime.errors import AotpackError, SessionClosed, TargetMismatch, UnknownEntry
@@ -137,6 +137,9 @@ class Session:
         served = sets & bundle.index.weight_sets.keys()
         if tensors == "array" and self._torch_device != "cpu" and len(served) == 1:
             begin(lambda: self._weights.get(*served))  # which of several are needed, calls will show
+        if served and self._torch_device != "cpu":
+            hot = [[variant for variant in entry.variants if variant.tier == "hot"] for entry in self._entries.values()]
+            get_ready(self._torch_device, bundle, [first for first, *_ in filter(None, hot)])
         if sys.modules.get("torch") is not None:
             self.register_operators()
 

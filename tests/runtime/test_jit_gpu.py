@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from aotpack_runtime.drivers.captures import beside_captures
 from aotpack_runtime.format.gpu import Gpu
 from aotpack_runtime.format.index import Recipe, RecipeTarget
 from aotpack_runtime.format.target import Target
 from aotpack_runtime.format.tensor import TensorMeta
 from aotpack_runtime.jit import model_misses
-from aotpack_runtime.jit.gpu import beside_captures, visible
+from aotpack_runtime.jit.gpu import visible
 from aotpack_runtime.jit.model_misses import ModelMisses
 from aotpack_runtime.jit.request import exact, why_not
 from tests.runtime.test_jit_request import call, program

@@ -6,9 +6,17 @@ import ctypes
 from functools import cache
 
 from aotpack_runtime.format.gpu import Gpu
+from aotpack_runtime.shared_library import open_library
 
 _MAJOR, _MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR of cuda.h."""
+_USED = (
+    "cuCtxPopCurrent_v2", "cuCtxPushCurrent_v2", "cuCtxSetCurrent", "cuCtxSynchronize", "cuDeviceGet",
+    "cuDeviceGetAttribute", "cuDeviceGetCount", "cuDeviceGetName", "cuDevicePrimaryCtxRetain", "cuDriverGetVersion",
+    "cuGetErrorString", "cuInit", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemcpyHtoD_v2", "cuPointerGetAttribute",
+    "cuThreadExchangeStreamCaptureMode",
+)  # fmt: skip
+"""What is called while libraries are opened; see `open_library` for why it is looked up before."""
 _ORDINAL = 9
 """CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL."""
 
@@ -26,7 +34,7 @@ def find_gpus() -> tuple[Gpu, ...]:
 def device_of_address(address: int) -> int | None:
     """Ordinal of the device whose memory is at `address`; None where the driver does not know it."""
     ordinal = ctypes.c_int()  # not through cuda.bindings: 13.0 answers 0 for memory of any device
-    ask = getattr(_driver(), "cuPointerGetAttribute", None)
+    ask = getattr(open_driver(), "cuPointerGetAttribute", None)
     if ask is None or ask(ctypes.byref(ordinal), _ORDINAL, ctypes.c_void_p(address)):
         return None
     return ordinal.value
@@ -42,18 +50,29 @@ def retain_context(ordinal: int) -> ctypes.c_void_p | None:
     return None if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) else context
 
 
+def enter_context(ordinal: int) -> None:
+    """Make the device's context this thread's current one."""
+    cuda, context = start_driver(), retain_context(ordinal)
+    if cuda is not None and context is not None:
+        cuda.cuCtxSetCurrent(context)
+
+
 def start_driver() -> ctypes.CDLL | None:
     """libcuda, ready for calls; None where there is no driver, or it says that it cannot start."""
-    cuda = _driver()
+    cuda = open_driver()
     return cuda if cuda is not None and not cuda.cuInit(0) else None
 
 
 @cache
-def _driver() -> ctypes.CDLL | None:
+def open_driver() -> ctypes.CDLL | None:
+    """libcuda, perhaps not ready yet; None where there is none."""
     try:
-        return ctypes.CDLL("libcuda.so.1")
+        driver = open_library("libcuda.so.1")
     except OSError:
         return None
+    for name in _USED:
+        getattr(driver, name, None)
+    return driver
 
 
 def _gpu(cuda: ctypes.CDLL, number: int, driver: tuple[int, int]) -> Gpu:

@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Iterator
 
+from aotpack_runtime.drivers.captures import beside_captures
 from aotpack_runtime.errors import AotpackError, ArtifactError
 from aotpack_runtime.format import layout
 from aotpack_runtime.format.index import Variant
-from aotpack_runtime.jit.gpu import beside_captures
 from aotpack_runtime.jit.overlay import Compiled, Overlay
 from aotpack_runtime.jit.service import Jit, Served
 

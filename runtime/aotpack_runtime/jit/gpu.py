@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import sys
-from collections.abc import Iterator
-
-_RELAXED = 2
-"""CU_STREAM_CAPTURE_MODE_RELAXED"""
 
 
 def is_capturing() -> bool:
@@ -42,22 +36,3 @@ def free_bytes(device: str) -> int | None:
         return int(torch.cuda.mem_get_info(device)[0])
     except RuntimeError:
         return None
-
-
-@contextlib.contextmanager
-def beside_captures(device: str) -> Iterator[None]:
-    """Load and allocate inside while another thread may be capturing a graph, which by default forbids that to every
-    thread, and loses what it has captured (CUDA driver API, cuThreadExchangeStreamCaptureMode)."""
-    library = None
-    if device != "cpu":
-        with contextlib.suppress(OSError):
-            library = ctypes.CDLL("libcuda.so.1")
-    exchange = getattr(library, "cuThreadExchangeStreamCaptureMode", None)
-    mode = ctypes.c_int(_RELAXED)
-    if exchange is None or exchange(ctypes.byref(mode)):
-        yield
-        return
-    try:
-        yield
-    finally:
-        exchange(ctypes.byref(mode))

@@ -17,6 +17,7 @@ import torch
 
 from aotpack_runtime.errors import ArtifactError
 from aotpack_runtime.loaders.model_container import RUN, RUN_SINGLE_THREADED, ModelContainer
+from aotpack_runtime.shared_library import open_library
 
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype, _get_pointer.argtypes = c_void_p, (ctypes.py_object, c_char_p)
@@ -37,7 +38,7 @@ class Container:
     @classmethod
     def open(cls, path: str, variant: str, concurrency: int, device: torch.device) -> Self | None:
         """A container of the library at `path`; None where it lacks the interface. OSError when it does not load."""
-        ctypes.CDLL(path)
+        open_library(path)
         try:
             container = ModelContainer(path, variant, concurrency, device=str(device), run_name=cls.run_name)
         except ArtifactError:

@@ -19,6 +19,7 @@ from aotpack_runtime.errors import ArtifactError, MissingDependency
 from aotpack_runtime.format.target import version
 from aotpack_runtime.format.tensor import ITEMSIZE_BYTES, contiguous_strides
 from aotpack_runtime.machine import Machine, this_machine
+from aotpack_runtime.shared_library import open_library
 
 GATE = ((2, 11), (2, 15))
 """First torch minor version whose C interface is known, and the first whose is not."""
@@ -32,6 +33,7 @@ NAME = "libtorch"
 _int64s = ctypes.POINTER(c_int64)
 
 _DECLARED = {
+    "aoti_torch__reinterpret_tensor": (c_int32, (c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p)),
     "aoti_torch_abi_version": (c_uint64, ()),
     "aoti_torch_copy_": (c_int32, (c_void_p, c_void_p, c_int32)),
     "aoti_torch_create_tensor_from_blob": (
@@ -127,6 +129,15 @@ class Libtorch:
             int(index or 0), byref(handle),
         )  # fmt: skip
         self.check(status, "making a tensor over memory")
+        return handle.value or 0
+
+    def within(self, base: int, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> int:
+        """A handle of a tensor in the memory of the tensor `base`, `offset` elements of its dtype after its start."""
+        handle = c_void_p()
+        status = self.quick.aoti_torch__reinterpret_tensor(
+            base, len(shape), int64s(shape), int64s(strides), offset, byref(handle)
+        )
+        self.check(status, "making a tensor in the memory of another")
         return handle.value or 0
 
     def empty(self, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], device: str) -> int:
@@ -285,12 +296,8 @@ def open_libtorch(machine: Machine | None = None) -> Libtorch:
 
 
 def _open(path: str) -> Any:
-    """Open a library. Other threads run meanwhile, which ctypes' own way to open one does not let them."""
-    dlopen = ctypes.CDLL(None).dlopen
-    dlopen.restype, dlopen.argtypes = c_void_p, (c_char_p, ctypes.c_int)
-    dlopen(os.fsencode(path), os.RTLD_NOW | os.RTLD_LOCAL)
     try:
-        return ctypes.CDLL(path)  # what the other said no to, this one says why
+        return open_library(path)
     except OSError as error:
         raise ArtifactError(NAME, str(error)) from error
 

@@ -12,6 +12,7 @@ from ctypes import byref, c_bool, c_char_p, c_int32, c_size_t, c_void_p
 from typing import Any
 
 from aotpack_runtime.errors import ArtifactError
+from aotpack_runtime.shared_library import open_library
 
 _DECLARED = {
     "AOTInductorModelContainerCreateWithDevice": (c_void_p, c_size_t, c_char_p, c_char_p),
@@ -46,7 +47,7 @@ class ModelContainer:
     def __init__(self, path: str, variant: str, concurrency: int, *, device: str = "cpu", run_name: str = RUN) -> None:
         self.variant, self._handle, self._bound = variant, c_void_p(), False
         try:
-            self._library: Any = ctypes.CDLL(path)
+            self._library: Any = open_library(path)
         except OSError as error:
             raise ArtifactError(variant, str(error), hint=mount_hint(str(error), path)) from error
         declared = {**_DECLARED, run_name: _RUN_TAKES}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from ctypes import byref, c_size_t, c_uint64, c_void_p
 
 from aotpack_runtime.array import Array, byte_strides
@@ -23,29 +23,45 @@ class UploadError(AotpackError):
 def upload(arrays: Mapping[str, Array], ordinal: int) -> dict[str, Array]:
     """Row-major copies of arrays of the host on a device, in one piece of memory that is freed with the last of them;
     there for all streams when this returns."""
+    dense = {name: array if array.is_contiguous() else array.copy() for name, array in arrays.items()}
     places: dict[str, int] = {}
     total = 0
-    for name, array in arrays.items():
+    for name in sorted(dense, key=lambda name: dense[name].address):
         places[name] = total
-        total += -(-array.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-    memory = _Memory(max(total, 1), ordinal)
-    device = f"cuda:{ordinal}"
+        total += -(-dense[name].nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    memory = DeviceMemory(max(total, 1), ordinal)
+    for place, address, size_bytes in _joined(
+        (places[name], dense[name].address, dense[name].nbytes) for name in places
+    ):
+        memory.fill(memory.address + place, address, size_bytes)
+    memory.finish()
     copies: dict[str, Array] = {}
     for name, array in arrays.items():
-        dense = array if array.is_contiguous() else array.copy()
-        address = memory.address + places[name]
-        memory.fill(address, dense)
         steps = byte_strides(array.dtype, contiguous_strides(array.shape))
-        copies[name] = Array.over(address, array.dtype, array.shape, steps, memory, device=device)
-    memory.finish()
+        address = memory.address + places[name]
+        copies[name] = Array.over(address, array.dtype, array.shape, steps, memory, device=f"cuda:{ordinal}")
     return copies
 
 
-class _Memory:
+def _joined(parts: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+    """(where to, where from, bytes) of each part, as one those that follow each other in both places: after each copy
+    another thread may keep the GIL for 5 ms."""
+    to = source = size = 0
+    for next_to, next_source, next_size in parts:
+        if (next_to, next_source) == (to + size, source + size):
+            size += next_size
+            continue
+        yield to, source, size
+        to, source, size = next_to, next_source, next_size
+    yield to, source, size
+
+
+class DeviceMemory:
     """Memory on a device, freed when nobody holds it; what was queued to read it is done by then (cuMemFree waits)."""
 
     def __init__(self, size_bytes: int, ordinal: int) -> None:
         self._context = retain_context(ordinal)
+        self.size_bytes = size_bytes
         place = c_uint64()
         try:
             self._do("cuMemAlloc_v2", byref(place), c_size_t(size_bytes))
@@ -55,9 +71,9 @@ class _Memory:
         self.address: int = place.value
         weakref.finalize(self, _do, self._context, "cuMemFree_v2", place).atexit = False
 
-    def fill(self, address: int, source: Array) -> None:
-        if source.size:
-            self._do("cuMemcpyHtoD_v2", c_uint64(address), c_void_p(source.address), c_size_t(source.nbytes))
+    def fill(self, address: int, source: int, size_bytes: int) -> None:
+        if size_bytes:
+            self._do("cuMemcpyHtoD_v2", c_uint64(address), c_void_p(source), c_size_t(size_bytes))
 
     def finish(self) -> None:
         """Return when what was copied is there: the driver copies from memory of its own at the end."""
