@@ -18,7 +18,7 @@ from typing import Any
 from aotpack import kernel_jobs, torch_jobs
 from aotpack.assembly import make_index
 from aotpack.compilers.toolchain import cpu_level, gpu_tools, toolchain
-from aotpack.jobs import Job, Reporter, Result, Runner
+from aotpack.jobs import Job, Reporter, Result, Runner, Then
 from aotpack.kernel_assembly import tuning_table
 from aotpack.kernel_plan import KernelPlan
 from aotpack.manifest_model import Manifest
@@ -166,19 +166,26 @@ class _Builder:
             number: _jobs_of(entry).source_job(entry, self.folder) for number, entry in enumerate(self.plan.entries)
         }
         self._warm_up(jobs, workers)
-        found = self._once(jobs, workers, "source")
         across = {n: e for n, e in enumerate(self.plan.entries) if isinstance(e, EntryPlan) and e.across}
+        moved_later = {jobs[number].key: entry for number, entry in across.items()}
+        jobs = {number: replace(job, apart=job.apart or job.key in moved_later) for number, job in jobs.items()}
+
+        def move(job: Job, record: Json) -> Job | None:  # in the process that has the model already
+            entry = moved_later.get(job.key)
+            return torch_jobs.move_job(entry, record, self.folder) if entry is not None else None
+
+        found = self._once(jobs, workers, "source", move)
         moves = {n: torch_jobs.move_job(e, found.pop(n), self.folder) for n, e in across.items() if n in found}
         moved = self._once(moves, workers, "move")
         found |= {number: torch_jobs.own_names(across[number], record) for number, record in moved.items()}
         return {number: self._with_text(record) for number, record in sorted(found.items())}
 
-    def _once(self, jobs: Mapping[int, Job], workers: Workers, label: str) -> dict[int, Json]:
+    def _once(self, jobs: Mapping[int, Job], workers: Workers, label: str, then: Then | None = None) -> dict[int, Json]:
         """The record of each job; those that are the same are run once, under the name of the first."""
         first: dict[str, Job] = {}
         for job in jobs.values():
             first.setdefault(job.key, job)
-        records = self.runner.run(list(first.values()), workers, label)
+        records = self.runner.run(list(first.values()), workers, label, then)
         named = {number: first[job.key].name for number, job in jobs.items()}
         return {number: records[name] for number, name in named.items() if name in records}
 

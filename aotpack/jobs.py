@@ -6,9 +6,10 @@ A job's key is made of named parts, so that a plan can say which of them changed
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,14 @@ class Job:
     def key(self) -> str:
         return fingerprint(self.parts)
 
+    def in_a_worker(self) -> Mapping[str, Json]:
+        """What `worker.run` takes."""
+        return {**self.payload, "kind": self.kind}
+
+
+Then = Callable[[Job, Json], Job | None]
+"""Of a job that was done and its record, the one that its process does next."""
+
 
 @dataclass(slots=True)
 class Result:
@@ -70,9 +79,11 @@ COMPILES = tuple(kind for kind, word in DONE.items() if word == "compiled")
 
 
 class Reporter:
-    """Told of every job that begins and ends; the command line shows it, others may ignore it."""
+    """Told how many jobs begin, of one more that did beside them, and of each that ends; the command line shows it,
+    others may ignore it."""
 
     def begin(self, kind: str, total: int) -> None: ...
+    def add(self) -> None: ...
     def done(self, kind: str, name: str, seconds: float, problem: str | None) -> None: ...
 
 
@@ -82,6 +93,8 @@ class Runner:
     def __init__(self, manifest: Path, store: Store, reporter: Reporter, result: Result, *, keep_going: bool) -> None:
         self.store, self.reporter, self.result = store, reporter, result
         self._manifest, self._keep_going = manifest.absolute(), keep_going
+        self._running: dict[str, Future[Json]] = {}
+        """Jobs that began right after another, by their key."""
 
     def find(self, job: Job) -> tuple[Json | None, str]:
         """(record, "cached"), or (None, why it is to be done: "new", "changed: source, options")."""
@@ -92,8 +105,9 @@ class Runner:
         moved = changed_dependency(record["depends"], self._manifest.parent) if "depends" in record else None
         return (None, f"changed: {moved}") if moved else (record, "cached")
 
-    def run(self, jobs: Sequence[Job], workers: Workers, label: str) -> dict[str, Json]:
-        """Record by job name, of all that were found or done."""
+    def run(self, jobs: Sequence[Job], workers: Workers, label: str, then: Then | None = None) -> dict[str, Json]:
+        """Record by job name, of all that were found or done. What `then` makes of a job that was done and of its
+        record, a job for its process or None, begins at once; it is asked for by running it."""
         records: dict[str, Json] = {}
         pending: list[Job] = []
         for job in jobs:
@@ -103,9 +117,10 @@ class Runner:
             else:
                 records[job.name] = record
                 self._remember(job)
-        running = [(job, self._start(job, workers, len(pending))) for job in pending]
-        if running:
-            self.reporter.begin(label, len(running))
+        begun = sum(job.key not in self._running for job in pending)
+        running = [(job, self._started(job) or self._start(job, workers, len(pending), then)) for job in pending]
+        if begun:
+            self.reporter.begin(label, begun)
         for job, future in running:
             record = self.outcome(future, job.variants)
             if record is not None:
@@ -114,9 +129,24 @@ class Runner:
                 records[job.name] = record
         return records
 
-    def _start(self, job: Job, workers: Workers, among: int) -> Future[Json]:
-        payload = {**job.payload, "kind": job.kind}
-        return self._watched(workers.submit(payload, fresh=job.fresh, apart=job.apart, among=among), job.kind, job.name)
+    def _started(self, job: Job) -> Future[Json] | None:
+        return self._running.pop(job.key, None)
+
+    def _start(self, job: Job, workers: Workers, among: int, then: Then | None) -> Future[Json]:
+        if then is not None and job.fresh and job.apart:
+            future = workers.submit_both(job.in_a_worker(), partial(self._after, job, then), among=among)
+        else:
+            future = workers.submit(job.in_a_worker(), fresh=job.fresh, apart=job.apart, among=among)
+        return self._watched(future, job.kind, job.name)
+
+    def _after(self, job: Job, then: Then, record: Json, future: Future[Json]) -> Mapping[str, Json] | None:
+        """What is sent after `job` to its process, whose result `future` will have; in a thread of the workers."""
+        after = then(job, record)
+        if after is None or self.find(after)[0] is not None:
+            return None
+        self.reporter.add()
+        self._running[after.key] = self._watched(future, after.kind, after.name)
+        return after.in_a_worker()
 
     def submit(self, workers: Workers, kind: str, payload: Mapping[str, Json], name: str) -> Future[Json]:
         """Run what is no job of its own in a process of any kind."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +21,9 @@ from aotpack_runtime.store import Store
 
 Json = Any
 LOG_TAIL_CHARACTERS = 4000
+
+Then = Callable[[Json, Future[Json]], Mapping[str, Json] | None]
+"""Of a job's result, and of the future of what comes next: the job that its process does next, or None."""
 
 
 class Workers:
@@ -55,6 +58,40 @@ class Workers:
         threads = max(1, len(os.sched_getaffinity(0)) // max(1, min(self._count, among)))
         return self._pool.submit(self._run, job, fresh=fresh, apart=apart, threads=threads)
 
+    def submit_both(
+        self,
+        job: Mapping[str, Json],
+        then: Then,
+        *,
+        among: int = 1,
+    ) -> Future[Json]:
+        """Run `job` in a process of its own that sees no GPU, and after it, in the same one, what `then` says. The
+        future of the first."""
+        threads = max(1, len(os.sched_getaffinity(0)) // max(1, min(self._count, among)))
+        first: Future[Json] = Future()
+        self._pool.submit(self._run_both, job, then, first, threads)
+        return first
+
+    def _run_both(
+        self,
+        job: Mapping[str, Json],
+        then: Then,
+        first: Future[Json],
+        threads: int,
+    ) -> None:
+        second: Future[Json] = Future()
+        try:
+            with self._process(fresh=True, apart=True, threads=threads) as process:
+                result = process.run(job)
+                after = then(result, second)
+                first.set_result(result)
+                if after is not None:
+                    second.set_result(process.run(after))
+        except BaseException as error:
+            for future in (first, second):
+                if not future.done():
+                    future.set_exception(error)
+
     def warm_up(self, job: Mapping[str, Json], *, busy: int, most: int, apart: bool) -> None:
         """Let workers that the next `busy` jobs leave idle, `most` of them, do `job`, which gets them ready for others.
         What fails in it is left for those to say."""
@@ -66,6 +103,12 @@ class Workers:
             self._run(job, fresh=False, apart=apart)
 
     def _run(self, job: Mapping[str, Json], *, fresh: bool, apart: bool, threads: int = 1) -> Json:
+        with self._process(fresh=fresh, apart=apart, threads=threads) as process:
+            return process.run(job)
+
+    @contextlib.contextmanager
+    def _process(self, *, fresh: bool, apart: bool, threads: int) -> Iterator[_Process]:
+        """This thread's process, or a `fresh` one, which ends with the block."""
         process = None if fresh else getattr(self._local, "process", None)
         if process is not None and process.apart != apart:
             process.stop()
@@ -74,7 +117,7 @@ class Workers:
             with self._lock:
                 self._all.append(process)
         try:
-            return process.run(job)
+            yield process
         finally:
             if fresh:
                 process.stop()

@@ -98,6 +98,9 @@ def _reporter() -> Reporter:
             self.total, self.count = total, 0
             self._status(kind)
 
+        def add(self) -> None:
+            self.total += 1
+
         def done(self, kind: str, name: str, seconds: float, problem: str | None) -> None:
             self.count += 1
             clear = "\r\x1b[K" if self.live else ""
