@@ -3,7 +3,6 @@ torch's packages in its process."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import shutil
@@ -28,27 +27,19 @@ from aotpack_runtime.format.tensor import Call, Other, TensorMeta
 from aotpack_runtime.loaders.inputs import make_leaves, unflatten
 from tests.property.calls import Plan, Planner, make, surrounded
 from tests.property.zoo import ENTRIES, property_models
-from tests.support.building import ROOT
+from tests.support.cpp_client import CXX, built_client
 
 CALLS = 600
 """Of each model: 10,200 in all."""
 LIBTORCH = Path(torch.__file__).parent / "lib"
 
-CMAKE = shutil.which("cmake")
-pytestmark = pytest.mark.skipif(CMAKE is None or shutil.which("g++") is None, reason="cmake or g++ is missing")
+pytestmark = pytest.mark.skipif(CXX is None, reason="there is no C++ compiler")
 
 
 @pytest.fixture(scope="module")
-def client(repo: Path) -> Path:
-    """The folder of the built programs, made again when the source changes."""
-    source = repo / "runtime" / "cpp"
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(source.rglob("*")) if path.is_file()))
-    folder = ROOT / "cpp" / digest.hexdigest()[:16]
-    if not (folder / "aotpack-judge").exists():
-        steps: list[list[Any]] = [["-S", source, "-B", folder], ["--build", folder, "-j2"]]
-        for words in steps:
-            subprocess.run([str(CMAKE), *words], check=True, capture_output=True)
-    return folder
+def client() -> Path:
+    """The folder of the built programs."""
+    return built_client()
 
 
 def test_ten_thousand_recorded_calls_are_judged_as_python_judges_them_and_in_its_words(client: Path) -> None:
@@ -122,7 +113,13 @@ def written(entry: str, call: Call) -> Any:
             return {"tensor": {name: getattr(one, name) for name in TensorMeta.__slots__}}
         return {"other": one.type_name} if isinstance(one, Other) else {"scalar": dump_scalar(one)}
 
-    return {"entry": entry, "device": "cpu", "trees": call.trees, "leaves": [leaf(one) for one in call.leaves], "state": call.state}
+    return {
+        "entry": entry,
+        "device": "cpu",
+        "trees": call.trees,
+        "leaves": [leaf(one) for one in call.leaves],
+        "state": call.state,
+    }
 
 
 def ask(client: Path, bundle: Path, entry: str, requests: list[Any]) -> list[Any]:
