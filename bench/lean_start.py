@@ -12,7 +12,7 @@ are ratios of them. `cpu_s` is the main thread's CPU time of each phase, for mac
     import-torch    `import torch` and nothing else
     eager           the model's own source
     compile         torch.compile, with caches that are filled
-    cpp             the C++ client's sample server, of CMake's build folder given as --client; CPU
+    cpp             the C++ client's sample server, of the folder of its programs given as --client
 """
 
 from __future__ import annotations
@@ -135,6 +135,7 @@ def run_client(job: Json) -> Json:
     name = job["entry"] or Path(job["folder"], "entry").read_text()
     request = Path(job["folder"], "request.json").read_text()
     command = [f"{job['client']}/aotpack-serve", job["bundle"], name, str(this_machine().libtorch)]
+    command += ["--device", job["device"]]
     began = time.monotonic()
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdin is not None
@@ -156,13 +157,20 @@ def run_client(job: Json) -> Json:
     server.stdin.close()
     if server.wait():
         sys.exit("the client failed")
-    import numpy as np
-
-    results = [np.array(one["data"], one["dtype"]).tobytes() for one in json.loads(answer)["results"]]
+    results = [bytes_of_numbers(one["data"], one["dtype"]) for one in json.loads(answer)["results"]]
     return {
         "total_s": total, "phases_s": {"open": opened - began, "first_call": total - (opened - began)},
         "rss_mb": memory, "error": error_of(results, job), "steady_ms": median(times) * 1e3,
     }  # fmt: skip
+
+
+def bytes_of_numbers(numbers: list[float], dtype: str) -> bytes:
+    """Numbers of the JSON as the array that they were; NumPy has no bfloat16, which is half of a float32."""
+    import numpy as np
+
+    if dtype == "bfloat16":
+        return (np.array(numbers, np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    return np.array(numbers, dtype).tobytes()
 
 
 # ------------------------------------------------------------------------------------------------------ one process
