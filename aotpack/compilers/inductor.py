@@ -157,6 +157,17 @@ def _patches(cpu: Mapping[str, Json], folder: Path) -> Iterator[Any]:
 
     yield mock.patch.object(cpp_wrapper_cpu.CppWrapperCpu, "generate_input_output_runtime_checks", no_checks)
     yield mock.patch.object(codecache, "convert_cubin_to_obj", _embedded, create=True)
+    array_of = cpp_wrapper_cpu.CppWrapperCpu.codegen_int_array_var
+
+    def array(wrapper: Any, sizes: str, writeline: Any, *args: Any, **kwargs: Any) -> Any:
+        # Until torch 2.13 it remembers arrays by the address of a bound method that is made for each call: whether one
+        # was met before, so which code comes out, was chance.
+        kept = vars(wrapper).setdefault("_aotpack_writers", {})
+        return array_of(
+            wrapper, sizes, kept.setdefault(id(getattr(writeline, "__self__", writeline)), writeline), *args, **kwargs
+        )
+
+    yield mock.patch.object(cpp_wrapper_cpu.CppWrapperCpu, "codegen_int_array_var", array)
 
 
 def _embedded(cubin: str, kernel: str, ld: str, objcopy: str) -> str:
