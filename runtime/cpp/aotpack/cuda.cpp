@@ -73,7 +73,12 @@ Driver::Driver() {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!library) fail(std::string("there is no CUDA driver: ") + dlerror());
   call_ = std::make_shared<const Functions>(library);
-  check(call_->cuInit(0), "cuInit");
+}
+
+void Driver::start() {
+  const std::lock_guard<std::mutex> lock(lock_);
+  if (!started_) check(call_->cuInit(0), "cuInit");
+  started_ = true;
 }
 
 bool Driver::device_files() {
@@ -82,7 +87,8 @@ bool Driver::device_files() {
   return false;
 }
 
-std::optional<Gpu> Driver::gpu(int ordinal) const {
+std::optional<Gpu> Driver::gpu(int ordinal) {
+  start();
   int count = 0, device = 0;
   Gpu found;
   if (call_->cuDeviceGetCount(&count) || ordinal >= count || call_->cuDeviceGet(&device, ordinal)) return std::nullopt;
@@ -95,6 +101,7 @@ std::optional<Gpu> Driver::gpu(int ordinal) const {
 void Driver::retain(int ordinal) { context(ordinal); }
 
 void* Driver::context(int ordinal) {
+  start();
   const std::lock_guard<std::mutex> lock(lock_);
   void*& known = contexts_[ordinal];
   if (!known) {

@@ -18,9 +18,9 @@ struct Gpu {
 
 class Driver {
  public:
-  static Driver& get();                              // Error where there is none, or it says that it cannot start
+  static Driver& get();                              // its library opened; Error where there is none
   static bool device_files();                        // are there GPUs, by the file system alone?
-  std::optional<Gpu> gpu(int ordinal) const;         // none for a number past the last
+  std::optional<Gpu> gpu(int ordinal);               // none for a number past the last; Error when it cannot start
 
   // Everything below is done in the primary context of a device, which the CUDA runtime uses too; the first takes 0.1 s.
   void retain(int ordinal);
@@ -30,6 +30,7 @@ class Driver {
  private:
   friend class DeviceMemory;
   Driver();
+  void start();                                      // takes a tenth of a second once, with many GPUs more
   void* context(int ordinal);
   void check(int status, const char* what) const;
   struct Current;
@@ -37,6 +38,7 @@ class Driver {
   struct Functions;
   std::shared_ptr<const Functions> call_;
   std::mutex lock_;
+  bool started_ = false;
   std::map<int, void*> contexts_;
 };
 

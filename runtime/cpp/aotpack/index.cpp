@@ -11,6 +11,9 @@
 namespace aotpack {
 namespace {
 
+// Kinds of parameters, in the order in which a signature has them.
+const std::vector<std::string> KINDS = {"positional_only", "positional_or_keyword", "var_positional", "keyword_only", "var_keyword"};
+
 bool is_digest(const std::string& text) {
   return text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
@@ -246,6 +249,7 @@ class Reader {
     made.is_kernel = object(value).find("kernel");
     if (made.is_kernel) return made;
     for (const Json& parameter : value.at("parameters").items()) made.parameters.push_back(parse_parameter(parameter));
+    check_signature(value.at("parameters"));
     check_texts(value.at("source").at("files"));
     value.at("source").at("text").string();
     object(value.at("source").at("args"));
@@ -271,8 +275,7 @@ class Reader {
 
   static std::string parse_parameter(const Json& value) {
     const std::string &name = value.at("name").string(), &kind = value.at("kind").string();
-    static const std::set<std::string> kinds = {"positional_only", "positional_or_keyword", "var_positional", "keyword_only", "var_keyword"};
-    if (!kinds.count(kind)) fail("parameter " + repr(name) + " has unknown kind " + repr(kind));
+    if (std::find(KINDS.begin(), KINDS.end(), kind) == KINDS.end()) fail("parameter " + repr(name) + " has unknown kind " + repr(first(kind, 80)));
     const bool good = !name.empty() && name.rfind("__", 0) != 0 && !std::isdigit(static_cast<unsigned char>(name[0])) &&
                       std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c >= 0x80; });
     if (!good) fail("parameter " + repr(first(name, 80)) + " is not a Python name");
@@ -283,6 +286,24 @@ class Reader {
         fail("the default of " + repr(name) + " cannot be rebuilt");
     }
     return name;
+  }
+
+  // They are a signature that Python can have.
+  static void check_signature(const Json& parameters) {
+    std::set<std::string> names;
+    std::ptrdiff_t last = 0;
+    bool defaults = false;
+    for (const Json& each : parameters.list) {
+      const std::string& kind = each.at("kind").text;
+      const std::ptrdiff_t place = std::find(KINDS.begin(), KINDS.end(), kind) - KINDS.begin();
+      const bool many = kind.rfind("var_", 0) == 0, plain = kind.rfind("positional_", 0) == 0, given = each.find("default");
+      if (!names.insert(each.at("name").text).second) fail("duplicate parameter name: " + repr(each.at("name").text));
+      if (place < last || (many && place == last)) fail("wrong parameter order: " + kind);
+      if (plain && defaults && !given) fail("a parameter without a default follows one with a default");
+      if (many && given) fail("*args and **kwargs have no defaults");
+      defaults = defaults || (plain && given);
+      last = place;
+    }
   }
 
   VariantRecord variant(const Json& value) {
@@ -305,7 +326,8 @@ class Reader {
     made.weights = value.at("weights").string();
     made.constants = constants_(value.at("constants"));
     if (const Json* recipe = value.find("recipe")) {
-      const Outputs outputs = parse_outputs(recipe->at("outputs"));
+      made.recipe_outputs = std::make_shared<const Outputs>(parse_outputs(recipe->at("outputs")));
+      const Outputs& outputs = *made.recipe_outputs;
       object(recipe->at("options"));
       for (const Json& item : recipe->at("targets").items()) {
         parse_target(item.at("target"));

@@ -43,7 +43,7 @@ struct VariantRecord {
   std::map<std::string, File> files;
   std::shared_ptr<const Target> target;
   Guards guards;
-  std::shared_ptr<const Outputs> outputs;
+  std::shared_ptr<const Outputs> outputs, recipe_outputs;              // of a program, what is compiled from it may give
   std::shared_ptr<const Constants> constants;
 };
 
@@ -60,7 +60,7 @@ struct WeightSetRecord {
 struct EntryRecord {
   std::string name;
   bool is_kernel = false;                            // then nothing else is read of it
-  std::vector<std::string> parameters;
+  std::vector<std::string> parameters;               // their names
   std::vector<VariantRecord> variants, programs;
 };
 

@@ -8,6 +8,8 @@
 namespace aotpack {
 namespace {
 
+const std::string WHOLE = "libtorch.so";             // empty but for what it needs
+
 // First version whose C interface is known, and the first whose is not.
 const std::pair<int, int> FIRST = {2, 11}, END = {2, 15};
 
@@ -102,7 +104,7 @@ Libtorch::Libtorch(const std::string& folder) : folder_(folder) {
 void Libtorch::open_cuda() {
   const std::string start = folder_.empty() ? "" : folder_ + "/";
   void* library = open_library(start + "libtorch_cuda.so");
-  open_library(start + "libtorch.so");               // empty but for what it needs; packages for CUDA name it
+  open_library(start + WHOLE);                       // packages for CUDA name it
   CudaFunctions cuda{};
   find(library, "aoti_torch_create_cuda_guard", cuda.create_guard);
   find(library, "aoti_torch_delete_cuda_guard", cuda.delete_guard);
@@ -179,6 +181,15 @@ Tensor Libtorch::take(Handle handle) const {
   if (kind != call_->cpu) tensor.device = "cuda:" + std::to_string(index);
   tensor.owner = std::make_shared<Handle>(std::move(handle));
   return tensor;
+}
+
+void* Libtorch::open_package(const std::string& path) const {
+  try {
+    return open_library(path);
+  } catch (const Error&) {                           // where it is not needed it would bring CUDA's libraries, 0.3 s of them
+    if (!dlopen((folder_.empty() ? WHOLE : folder_ + "/" + WHOLE).c_str(), RTLD_NOW | RTLD_LOCAL)) throw;
+    return open_library(path);
+  }
 }
 
 void* Libtorch::current_stream(int index) const {

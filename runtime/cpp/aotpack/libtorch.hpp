@@ -40,6 +40,8 @@ class Libtorch {
   // What a tensor is, kept by the one that is returned.
   Tensor take(Handle handle) const;
 
+  // A package's library. One that was built with a torch for CUDA names libtorch.so, also when it is for the CPU.
+  void* open_package(const std::string& path) const;
   void* current_stream(int index) const;             // of this thread
   std::string last_words() const;                    // ": what went wrong", as far as the library keeps it
   void synchronize(const std::string& device) const; // returns when all that was queued is done; for the host at once

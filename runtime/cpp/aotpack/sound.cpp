@@ -47,6 +47,11 @@ void check_output(const Output& output, const Guards& guards, const std::set<std
   for (const auto* each : {&output.shape, &output.strides, &output.offset}) check_names(*each, sizes);
 }
 
+// An int of any length, not below `least`.
+bool is_int(const Json& value, Int least) {
+  return value.kind == Json::Kind::number && value.text.find_first_of(".eE") == std::string::npos && saturated(value.text) >= least;
+}
+
 void check_example(const Guards& guards, const Json& example) {
   bool good = example.items().size() == guards.leaves.size();
   for (std::size_t n = 0; good && n < guards.leaves.size(); ++n) {
@@ -54,9 +59,9 @@ void check_example(const Guards& guards, const Json& example) {
     const Json& one = example.list[n];
     if (guard.kind == Guard::Kind::tensor) {
       good = one.kind == Json::Kind::list && one.list.size() == guard.dims.size();
-      for (const Json& size : one.list) good = good && size.integer() >= 0;
+      for (const Json& size : one.list) good = good && is_int(size, 0);
     } else if (guard.kind == Guard::Kind::integer) {
-      one.integer();
+      good = is_int(one, -(Int(1) << 126));
     } else {
       good = one.kind == Json::Kind::null;
     }
@@ -79,6 +84,8 @@ void check_variant(const VariantRecord& variant, const EntryRecord& entry, const
   if (has_class(outputs.tree) || leaf_count(outputs.tree) != outputs.leaves.size()) fail("outputs cannot be put together");
   const std::set<std::string> sizes = sizes_of(guards);
   for (const Output& output : outputs.leaves) check_output(output, guards, sizes);
+  if (variant.recipe_outputs)
+    for (const Output& output : variant.recipe_outputs->leaves) check_output(output, guards, sizes);
   for (const Guard& guard : guards.leaves)
     if (guard.kind == Guard::Kind::tensor) check_layout(guard, sizes);
   check_names(guards.where, sizes);

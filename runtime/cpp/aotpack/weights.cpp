@@ -60,6 +60,8 @@ void WeightsFile::read_header() {
   }
 }
 
+void WeightsFile::let_go() const { madvise(map_, size_, MADV_DONTNEED); }
+
 const WeightsFile::Stored& WeightsFile::at(const std::string& key) const {
   const auto found = tensors_.find(key);
   if (found == tensors_.end()) fail("the weights file holds no tensor " + repr(first(key, 80)));
@@ -96,6 +98,7 @@ WeightSet::WeightSet(const WeightSetRecord& record, std::shared_ptr<const Weight
     if (stored.bytes) memory_->fill(places_[key], stored.data, stored.bytes);
   }
   memory_->finish();
+  file_->let_go();                                   // nothing on the host was written
 }
 
 void* WeightSet::tensor(const std::string& weight, const Libtorch& library) {

@@ -23,6 +23,7 @@ class WeightsFile {
     std::size_t bytes;
   };
   const Stored& at(const std::string& key) const;
+  void let_go() const;                               // of pages that were read; the next who reads has them again
 
  private:
   void read_header();
