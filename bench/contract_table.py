@@ -181,16 +181,16 @@ H200 = (
     ),
     Row(
         "start to first output, BERT-base bf16, torch never imported", "<= 1.0 s",
-        "bert_bench_h200.json", lambda r: first(r, "bundle-arrays"), 1.0, " s",
+        "bert_start_h200.json", lambda r: first(r, "bundle-arrays"), 1.0, " s",
         beside=lambda r: f"{first(r, 'bundle-arrays') / first(r, 'import-torch'):.2f} of `import torch`",
     ),
     Row(
         "eager over the same", ">= 10 x",
-        "bert_bench_h200.json", lambda r: first(r, "eager") / first(r, "bundle-arrays"), 10.0, " x", least=True,
+        "bert_start_h200.json", lambda r: first(r, "eager") / first(r, "bundle-arrays"), 10.0, " x", least=True,
     ),
     Row(
         "`torch.compile` with copied caches over the same", ">= 15 x",
-        "bert_bench_h200.json", lambda r: first(r, "compile-copied") / first(r, "bundle-arrays"), 15.0, " x",
+        "bert_start_h200.json", lambda r: first(r, "compile-copied") / first(r, "bundle-arrays"), 15.0, " x",
         least=True,
     ),
     Row(
