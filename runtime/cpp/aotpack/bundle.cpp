@@ -7,8 +7,6 @@
 namespace aotpack {
 namespace {
 
-const std::size_t MAX_INDEX_BYTES = std::size_t(1) << 30;
-
 // "cuda" is "cuda:0"; Error for what is no device.
 std::string checked_device(const std::string& device) {
   const std::string index = device.rfind("cuda:", 0) == 0 ? device.substr(5) : device == "cuda" ? "0" : "";
