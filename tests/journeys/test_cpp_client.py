@@ -332,3 +332,19 @@ def test_a_request_that_is_none_is_an_error_and_the_server_goes_on(client: Path)
     done = subprocess.run(command, input="\n".join([*lines, good]) + "\n", capture_output=True, text=True, check=True)
     _, *answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [list(answer) for answer in answers] == [["error"]] * len(lines) + [["results"]]
+
+
+def test_a_folder_that_is_replaced_changes_nothing_for_a_server(client: Path, tmp_path: Path) -> None:
+    bundle, request = tmp_path / "bundle", json.dumps({"x": [[0.5] * 16]}) + "\n"
+    shutil.copytree(property_models(), bundle)
+    command: list[Any] = [client / "aotpack-serve", bundle, "mlp", LIBTORCH]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        assert "ready" in server.stdout.readline()
+        for path in [*bundle.rglob("*.so"), *bundle.rglob("*.safetensors")]:
+            path.unlink()
+            path.write_bytes(b"other")
+        server.stdin.write(request)
+        server.stdin.close()
+        assert "results" in json.loads(server.stdout.readline())
