@@ -4,10 +4,9 @@
 // "leaves", "state"}, where a leaf is {"tensor": {...}}, {"scalar": ...} or {"other": "type"}. Writes for each the variant
 // for that kind of device, or the reasons as a list of texts.
 #include <algorithm>
-#include <fstream>
 #include <iostream>
 
-#include "aotpack/index.hpp"
+#include "aotpack/member.hpp"
 
 using aotpack::Json;
 
@@ -72,8 +71,7 @@ std::string judged(const aotpack::EntryRecord& entry, const std::string& device,
 int main(int count, char** words) {
   try {
     if (count != 2) throw aotpack::Error("aotpack-judge BUNDLE");
-    std::ifstream file(std::string(words[1]) + "/index.json", std::ios::binary);
-    const auto index = aotpack::Index::parse(std::string(std::istreambuf_iterator<char>(file), {}));
+    const auto index = aotpack::Index::parse(aotpack::Member(words[1], "index.json").read(aotpack::MAX_INDEX_BYTES));
     for (std::string line; std::getline(std::cin, line);) {
       const Json record = Json::parse(line);
       const std::string& name = record.at("entry").string();

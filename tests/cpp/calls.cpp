@@ -1,7 +1,7 @@
 // Calls of the C++ client with tensors of any kind, also such as nobody may make: calls BUNDLE LIBTORCH DEVICE
 //
 // One call a line on stdin: {"entry", "leaves", "stream", "threads", "late"}, where a leaf is {"scalar": ...} or
-// {"hex": its bytes, "where": "host" | "device" | "null", "skip": bytes, "dtype", "shape", "strides", "device",
+// {"hex": its bytes, "where": "host" | "device" | "null", "skip": bytes, "start": of its first element, "dtype", "shape", "strides", "device",
 // "read_only", "conj"}: what it says it is. Writes for each {"results": [{"dtype", "shape", "device", "hex"}, ...],
 // "leaves": [hex after the call, ...]}, or {"error", "miss"}. With `threads` as many make it on streams of their own, 20
 // times each, and all must find the same; with `late` the first leaf gets its bytes on the stream long after the call was
@@ -81,13 +81,14 @@ Given read(const Json& value, const aotpack::Bundle& bundle) {
   }
   given.content = bytes(value.at("hex").string());
   const auto skip = std::size_t(value.find("skip") ? value.at("skip").integer() : 0);
+  const auto start = std::size_t(value.find("start") ? value.at("start").integer() : 0);
   const std::size_t size = given.content.size() + skip;
   given.memory.reset(static_cast<char*>(std::aligned_alloc(64, (size / 64 + 1) * 64)), &std::free);
   std::memcpy(given.memory.get() + skip, given.content.data(), given.content.size());
   given.flat = Tensor::view(given.memory.get(), "uint8", {std::int64_t(size)});
   const std::string& where = value.at("where").string();
   if (where == "device") given.flat = bundle.put(given.flat);
-  Tensor tensor = Tensor::view(where == "null" ? nullptr : static_cast<char*>(given.flat.data) + skip, value.at("dtype").string(),
+  Tensor tensor = Tensor::view(where == "null" ? nullptr : static_cast<char*>(given.flat.data) + skip + start, value.at("dtype").string(),
                                numbers(value.at("shape")), value.at("device").string());
   if (const Json* strides = value.find("strides")) tensor.strides = numbers(*strides);
   tensor.read_only = value.find("read_only") != nullptr;

@@ -4,10 +4,12 @@ torch's packages in its process."""
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 
 pytest.importorskip("torch", reason="bundles are built with torch")
 
+import numpy as np
 import torch
 
 import aotpack_runtime as apr
@@ -203,3 +206,145 @@ def test_a_changed_file_is_refused_before_it_is_used(client: Path, tmp_path: Pat
         path.write_bytes(data)
     (answer,) = ask(client, bundle, "mlp", [{"x": [[0.5] * 16]}])
     assert "the file changed after packing" in answer["error"]
+
+
+def leaf(value: Any, device: str = "cpu", where: str = "host", **said: Any) -> Any:
+    """A NumPy array as a leaf of `calls`: its memory, and what it says of itself."""
+    itemsize = value.itemsize
+    steps = [step // itemsize for step in value.strides]
+    base = value
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    assert base.flags.c_contiguous
+    skip = value.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    return {
+        "hex": bytes(base.data).hex(), "where": where, "device": device, "dtype": value.dtype.name,
+        "shape": list(value.shape), "strides": steps, "start": skip,
+    } | said  # fmt: skip
+
+
+def made_calls(client: Path, calls: list[Any]) -> list[Any]:
+    lines = "".join(json.dumps(call) + "\n" for call in calls)
+    command: list[Any] = [client / "calls", property_models(), LIBTORCH, "cpu"]
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+ARRAYS: Mapping[str, Callable[[Any], Any]] = {
+    "right": lambda x: x,
+    "rank-0": lambda x: np.array(x[0, 0]),
+    "rank-5": lambda x: x.reshape(1, 1, 1, 4, 16),
+    "no-rows": lambda x: x[:0].copy(),
+    "no-columns": lambda x: x[:, :0].copy(),
+    "backwards": lambda x: x[::-1],
+    "columns-backwards": lambda x: x[:, ::-1],
+    "one-row-four-times": lambda x: np.broadcast_to(x[:1], (4, 16)),
+    "every-second-row": lambda x: np.tile(x, (2, 1))[::2],
+    "transposed": lambda x: np.ascontiguousarray(x.T).T,
+    "four-bytes-on": lambda x: np.zeros(65, np.float32)[1:].reshape(4, 16),
+    "other-dtype": lambda x: x.astype(np.float64),
+    "complex": lambda x: x.astype(np.complex64),
+    "int8": lambda x: x.astype(np.int8),
+    "too-many-rows": lambda x: np.tile(x, (9, 1)),
+    "one-column-more": lambda x: np.ones((4, 17), np.float32),
+}
+
+
+def test_arrays_of_every_kind_are_answered_or_refused_as_python_does(client: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
+    given = {name: make(x.copy()) for name, make in ARRAYS.items()}
+    found = made_calls(client, [{"entry": "mlp", "leaves": [leaf(array)]} for array in given.values()])
+    with apr.load(property_models(), mode="strict", tensors="array") as session:
+        for (name, array), ours in zip(given.items(), found, strict=True):
+            decision = session["mlp"].explain(array)
+            if isinstance(decision, Hit):
+                assert ours["results"][0]["hex"] == session["mlp"](array).tobytes().hex(), name
+            else:
+                assert ours["miss"], (name, ours)
+                assert all(f"{variant}: {reason}" in ours["error"] for variant, reason in decision.reasons.items()), (
+                    name
+                )
+        assert ours["miss"]
+
+
+HOSTILE: Mapping[str, tuple[Any, str]] = {
+    "null": ({"where": "null"}, "has elements at address 0"),
+    "dtype-unknown": ({"dtype": "float33"}, "has elements of float33"),
+    "dtype-empty": ({"dtype": ""}, "has elements of "),
+    "dtype-no-text": ({"dtype": "\x1b[31m\n\ud800"}, "has elements of \\x1b[31m\\x0a\\xed\\xa0\\x80"),
+    "size-below-0": ({"shape": [-4, 16]}, "has a size below 0: [-4, 16]"),
+    "strides-too-few": ({"strides": [16]}, "has 1 strides for 2 dims"),
+    "strides-none": ({"strides": []}, "has 0 strides for 2 dims"),
+    "strides-huge": ({"strides": [2**62, 1]}, "reaches beyond the memory of any process"),
+    "strides-huge-backwards": ({"strides": [-(2**63), 1]}, "reaches beyond the memory of any process"),
+    "size-huge": ({"shape": [2**62, 16], "strides": [0, 1]}, "x.shape[0]: expected 1, got 4611686018427387904"),
+    "sizes-huge": ({"shape": [2**63 - 1] * 2, "strides": [0, 0]}, "x.shape[0]: expected 1, got 9223372036854775807"),
+    "sizes-huge-and-0": ({"shape": [2**62, 0], "strides": [1, 1]}, "x.shape[0]: expected 1, got 4611686018427387904"),
+    "many-dims": ({"shape": [1] * 1000, "strides": [1] * 1000}, "expected 2 dims, got 1000"),
+    "misaligned": ({"skip": 2}, "lies 2 bytes past an address divisible by 16"),
+    "conj": ({"conj": True}, "has its conj bit set"),
+    "device": ({"device": "cuda:0"}, "x.device: expected cpu, got cuda:0"),
+    "device-unknown": ({"device": "\ud800"}, "x.device: expected cpu, got \\xed\\xa0\\x80"),
+    "device-empty": ({"device": ""}, "x.device: expected cpu, got "),
+}
+
+
+def test_calls_that_nobody_may_make_are_misses_and_the_next_is_answered(client: Path) -> None:
+    right = leaf(np.ones((4, 16), np.float32))
+    calls: list[Any] = [{"entry": "mlp", "leaves": [right | said]} for said, _ in HOSTILE.values()]
+    calls += [
+        {"entry": "mlp", "leaves": leaves} for leaves in ([], [right] * 2, [{"scalar": 1}], [{"scalar": "\ud800"}])
+    ]
+    words = [*(words for _, words in HOSTILE.values()), "expected 1 leaves, got 0", "expected 1 leaves, got 2",
+             "expected a float32 tensor, got 1", "expected a float32 tensor, got '\\xed\\xa0\\x80'"]  # fmt: skip
+    for answer, wanted in zip(made_calls(client, calls), words, strict=True):
+        assert answer["miss"], answer
+        assert wanted in answer["error"]
+    errors = [
+        {"entry": "mlp", "leaves": [{"scalar": scalar}]}
+        for scalar in ([1], {"float": "x"}, {"float": "0x1p+5000"}, 1.5, {})
+    ]
+    *refused, good = made_calls(client, [*errors, {"entry": "mlp", "leaves": [right], "threads": 3}])
+    assert [answer["miss"] for answer in refused] == [False] * len(errors)
+    assert good["results"][0]["shape"] == [4, 4]
+
+
+def test_a_written_argument_that_is_locked_or_shared_is_a_miss(client: Path) -> None:
+    x = np.ones((2, 4), np.float32)
+    variant = apr.load(property_models(), tensors="array")["writing"].variants[0]
+    leaves = [leaf(x[: guard.dims[0] if isinstance(guard.dims[0], int) else 2]) for guard in variant.guards.leaves]  # type: ignore[union-attr]
+    written = next(n for n, guard in enumerate(variant.guards.leaves) if getattr(guard, "written", False))
+    leaves[written]["read_only"] = True
+    (answer,) = made_calls(client, [{"entry": "writing", "leaves": leaves}])
+    assert "may not be written" in answer["error"] or "expected" in answer["error"]
+
+
+def test_a_request_that_is_none_is_an_error_and_the_server_goes_on(client: Path) -> None:
+    good = json.dumps({"x": [[0.5] * 16]})
+    lines = [
+        "", "[]", "{", "nan", '{"x": [[0.5, [1]]]}', '{"x": [[1], 2]}', '{"x": [[1, 2], [3]]}', '{"x": "\\ud800"}', '{"x": null}',
+        '{"x": [[1e999]]}', '{"x": ' + "[" * 5000 + "]" * 5000 + "}", '{"x": [[true]], "y": 1}', '{"x": {"a": 1}}',
+        '{"x": [[0.5]], "x": 1}', "\x00\xff",
+    ]  # fmt: skip
+    command: list[Any] = [client / "aotpack-serve", property_models(), "mlp", LIBTORCH]
+    done = subprocess.run(command, input="\n".join([*lines, good]) + "\n", capture_output=True, text=True, check=True)
+    _, *answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [list(answer) for answer in answers] == [["error"]] * len(lines) + [["results"]]
+
+
+def test_a_folder_that_is_replaced_changes_nothing_for_a_server(client: Path, tmp_path: Path) -> None:
+    bundle, request = tmp_path / "bundle", json.dumps({"x": [[0.5] * 16]}) + "\n"
+    shutil.copytree(property_models(), bundle)
+    command: list[Any] = [client / "aotpack-serve", bundle, "mlp", LIBTORCH]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        assert "ready" in server.stdout.readline()
+        for path in [*bundle.rglob("*.so"), *bundle.rglob("*.safetensors")]:
+            path.unlink()
+            path.write_bytes(b"other")
+        server.stdin.write(request)
+        server.stdin.close()
+        assert "results" in json.loads(server.stdout.readline())

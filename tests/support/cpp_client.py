@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,44 +16,54 @@ from filelock import FileLock
 from tests.support.building import ROOT
 
 SOURCE = Path(__file__).resolve().parents[2]
-CLIENT, CALLS = SOURCE / "runtime" / "cpp", SOURCE / "tests" / "cpp" / "calls.cpp"
+CLIENT, TESTS = SOURCE / "runtime" / "cpp", SOURCE / "tests" / "cpp"
 CXX = os.environ.get("CXX") or shutil.which("g++")
+FLAGS = os.environ.get("AOTPACK_TEST_CXXFLAGS", "").split()
+"""Such as `-O1 -g -fsanitize=address,undefined -D_GLIBCXX_ASSERTIONS`."""
+PROGRAMS = {
+    "aotpack-serve": CLIENT / "serve.cpp", "aotpack-judge": CLIENT / "judge.cpp",
+    "calls": TESTS / "calls.cpp", "readers": TESTS / "readers.cpp",
+}  # fmt: skip
 
 
 def built_client() -> Path:
-    """The folder of `aotpack-serve`, `aotpack-judge` and `calls`, made again when their source changes."""
-    files = sorted(path for path in CLIENT.rglob("*") if path.is_file())
-    folder = ROOT / "cpp" / hashlib.sha256(b"".join(path.read_bytes() for path in [*files, CALLS])).hexdigest()[:16]
+    """The folder of PROGRAMS, made again when their source changes."""
+    files = sorted(path for folder in (CLIENT, TESTS) for path in folder.rglob("*") if path.is_file())
+    digest = hashlib.sha256(b"".join([*(path.read_bytes() for path in files), *map(str.encode, FLAGS)]))
+    folder = ROOT / "cpp" / digest.hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
-        if not (folder / "calls").exists():
-            by_cmake(folder) if shutil.which("cmake") else by_compiler(folder)
+        if not (folder / "built").exists():
+            by_compiler(folder) if FLAGS or not shutil.which("cmake") else by_cmake(folder)
+            (folder / "built").touch()
     return folder
 
 
 def by_cmake(folder: Path) -> None:
     run("cmake", "-S", CLIENT, "-B", folder)
     run("cmake", "--build", folder, "-j2")
-    link(folder, CALLS, "calls", [folder / "libaotpack.a"])
+    link(folder, {name: path for name, path in PROGRAMS.items() if path.parent == TESTS}, [folder / "libaotpack.a"])
 
 
 def by_compiler(folder: Path) -> None:
     """As the first lines of CMakeLists.txt say, each file by itself and many at a time."""
 
     def compiled(source: Path) -> Path:
-        run(CXX, "-std=c++20", "-O2", "-c", source, "-o", folder / f"{source.stem}.o")
+        run(CXX, "-std=c++20", "-O2", *FLAGS, "-c", source, "-o", folder / f"{source.stem}.o")
         return folder / f"{source.stem}.o"
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compiled, sorted((CLIENT / "aotpack").glob("*.cpp"))))
-        programs = {CLIENT / "serve.cpp": "aotpack-serve", CLIENT / "judge.cpp": "aotpack-judge", CALLS: "calls"}
-        list(pool.map(lambda item: link(folder, item[0], item[1], objects), programs.items()))
+    link(folder, PROGRAMS, objects)
 
 
-def link(folder: Path, source: Path, name: str, others: Sequence[Path]) -> None:
-    temporary = folder / f"{name}.new"
-    run(CXX, "-std=c++20", "-O1", "-I", CLIENT, source, *others, "-o", temporary, "-ldl", "-pthread")
-    temporary.rename(folder / name)
+def link(folder: Path, programs: Mapping[str, Path], others: Sequence[Path]) -> None:
+    def linked(name: str) -> None:
+        words = ["-std=c++20", "-O1", *FLAGS, "-I", CLIENT, programs[name], *others, "-o", folder / name]
+        run(CXX, *words, "-ldl", "-pthread")
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(linked, programs))
 
 
 def run(*words: Any) -> None:

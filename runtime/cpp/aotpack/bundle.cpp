@@ -7,7 +7,9 @@
 namespace aotpack {
 namespace {
 
-const std::size_t MAX_INDEX_BYTES = std::size_t(1) << 30;
+const std::size_t MAX_OPEN_FILES = 512;              // kept open from the start; of a bundle with more, the rest when used
+
+std::string member_of(const VariantRecord& variant, const std::string& name) { return "artifacts/" + variant.digest + "/" + name; }
 
 // "cuda" is "cuda:0"; Error for what is no device.
 std::string checked_device(const std::string& device) {
@@ -50,6 +52,7 @@ std::unique_ptr<Bundle> Bundle::open(const std::string& path, Options options) {
   if (cuda) host.gpu = gpu.get();
 
   std::set<std::string> reasons;
+  std::size_t files = 0;
   for (const EntryRecord& record : inside->index.entries) {
     auto entry = std::make_unique<Entry::Inside>();
     entry->bundle = inside.get();
@@ -63,6 +66,9 @@ std::unique_ptr<Bundle> Bundle::open(const std::string& path, Options options) {
       }
       entry->variants.push_back(std::make_unique<Variant>());
       entry->variants.back()->record = &each;
+      // A build that replaces the folder changes nothing for this process.
+      for (const auto& [name, file] : each.files)
+        if (++files <= MAX_OPEN_FILES) (*inside->members)[member_of(each, name)];
     }
     if (record.is_kernel) entry->skipped.push_back("it is a kernel, which the Python runtime launches");
     std::stable_partition(entry->variants.begin(), entry->variants.end(), [](const auto& one) { return one->record->guards.fixed(); });
@@ -117,8 +123,8 @@ Tensor Bundle::Inside::copy(const Tensor& tensor, const std::string& to) const {
 void Bundle::Inside::begin_weights() {
   if (!index.weights_file) return;
   const bool on_gpu = device() != "cpu";
-  file = std::async(std::launch::async, [this]() -> std::shared_ptr<const WeightsFile> {
-    Member& member = (*members)["weights/" + index.weights_file->digest + ".safetensors"];
+  Member& member = (*members)["weights/" + index.weights_file->digest + ".safetensors"];
+  file = std::async(std::launch::async, [this, &member]() -> std::shared_ptr<const WeightsFile> {
     member.check(*index.weights_file, options.check);
     return std::make_shared<WeightsFile>(member);
   });
@@ -142,7 +148,7 @@ Container& Bundle::Inside::load(Variant& variant) {
   const VariantRecord& record = *variant.record;
   std::string path;
   for (const auto& [name, expected] : record.files) {
-    Member& member = (*members)["artifacts/" + record.digest + "/" + name];
+    Member& member = (*members)[member_of(record, name)];
     member.check(expected, options.check);
     if (name == "model.so") path = member.path();
   }

@@ -117,7 +117,7 @@ std::string Entry::explain(const std::vector<Leaf>& leaves) const {
   Env env;
   std::string reasons;
   const Variant* found = inside_->choose(leaves, env, reasons);
-  return found ? "hit: " + found->record->id : "miss: " + reasons;
+  return readable(found ? "hit: " + found->record->id : "miss: " + reasons);
 }
 
 void Entry::load() {
@@ -128,7 +128,7 @@ std::vector<Leaf> Entry::call(const std::vector<Leaf>& leaves, std::optional<voi
   Env env;
   std::string reasons;
   Variant* const variant = inside_->choose(leaves, env, reasons);
-  if (!variant) throw Miss(name() + ": no variant fits this call: " + reasons);
+  if (!variant) throw Miss(readable(name() + ": no variant fits this call: " + reasons));
   Bundle::Inside& bundle = *inside_->bundle;
   Container& container = bundle.load(*variant);
   const Libtorch& library = *bundle.library;

@@ -276,7 +276,11 @@ class Reader {
   static std::string parse_parameter(const Json& value) {
     const std::string &name = value.at("name").string(), &kind = value.at("kind").string();
     if (std::find(KINDS.begin(), KINDS.end(), kind) == KINDS.end()) fail("parameter " + repr(name) + " has unknown kind " + repr(first(kind, 80)));
-    const bool good = !name.empty() && name.rfind("__", 0) != 0 && !std::isdigit(static_cast<unsigned char>(name[0])) &&
+    static const std::set<std::string> keywords = {
+        "False", "None", "True", "and", "as", "assert", "async", "await", "break", "class", "continue", "def", "del", "elif", "else",
+        "except", "finally", "for", "from", "global", "if", "import", "in", "is", "lambda", "nonlocal", "not", "or", "pass", "raise",
+        "return", "try", "while", "with", "yield"};
+    const bool good = !name.empty() && !keywords.count(name) && name.rfind("__", 0) != 0 && !std::isdigit(static_cast<unsigned char>(name[0])) &&
                       std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c >= 0x80; });
     if (!good) fail("parameter " + repr(first(name, 80)) + " is not a Python name");
     if (const Json* record = value.find("default")) {

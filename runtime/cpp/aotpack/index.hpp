@@ -8,6 +8,8 @@
 
 namespace aotpack {
 
+const std::size_t MAX_INDEX_BYTES = std::size_t(1) << 30;
+
 // One member: its digest and size.
 struct File {
   std::string digest;

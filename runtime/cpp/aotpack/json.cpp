@@ -13,30 +13,12 @@ const std::size_t MAX_DIGITS = 4300;                 // of an int, sys.int_info.
 
 bool digit(char c) { return c >= '0' && c <= '9'; }
 
-// The first byte that is not UTF-8, the size of the text when it all is.
-std::size_t not_utf8(const std::string& text) {
-  for (std::size_t at = 0; at < text.size();) {
-    const auto lead = static_cast<unsigned char>(text[at]);
-    const int more = lead < 0x80 ? 0 : lead >= 0xC2 && lead < 0xE0 ? 1 : lead >= 0xE0 && lead < 0xF0 ? 2 : lead >= 0xF0 && lead < 0xF5 ? 3 : -1;
-    if (more < 0 || at + more >= text.size()) return at;
-    for (int n = 1; n <= more; ++n)
-      if ((text[at + n] & 0xC0) != 0x80) return at;
-    const auto second = static_cast<unsigned char>(more ? text[at + 1] : 0);
-    // Overlong forms, surrogates, and what is past the last code point.
-    if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) || (lead == 0xF0 && second < 0x90) ||
-        (lead == 0xF4 && second > 0x8F))
-      return at;
-    at += more + 1;
-  }
-  return text.size();
-}
-
 class JsonParser {
  public:
   explicit JsonParser(const std::string& text) : text_(text) {}
 
   Json whole() {
-    at_ = not_utf8(text_);
+    at_ = not_utf8(text_, 0);
     if (at_ != text_.size()) stop("not UTF-8");
     at_ = 0;
     Json value = one(0);

@@ -7,7 +7,37 @@
 
 namespace aotpack {
 
-void fail(const std::string& text) { throw Error(text); }
+void fail(const std::string& text) { throw Error(readable(text)); }
+
+std::string readable(const std::string& text) {
+  std::string out;
+  std::size_t wrong = not_utf8(text, 0);
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    char escaped[8];
+    const auto c = static_cast<unsigned char>(text[at]);
+    if (at == wrong || c < 0x20 || c == 0x7f) std::snprintf(escaped, sizeof escaped, "\\x%02x", c), out += escaped;
+    else out += text[at];
+    if (at == wrong) wrong = not_utf8(text, at + 1);
+  }
+  return out;
+}
+
+std::size_t not_utf8(const std::string& text, std::size_t from) {
+  for (std::size_t at = from; at < text.size();) {
+    const auto lead = static_cast<unsigned char>(text[at]);
+    const int more = lead < 0x80 ? 0 : lead >= 0xC2 && lead < 0xE0 ? 1 : lead >= 0xE0 && lead < 0xF0 ? 2 : lead >= 0xF0 && lead < 0xF5 ? 3 : -1;
+    if (more < 0 || at + more >= text.size()) return at;
+    for (int n = 1; n <= more; ++n)
+      if ((text[at + n] & 0xC0) != 0x80) return at;
+    const auto second = static_cast<unsigned char>(more ? text[at + 1] : 0);
+    // Overlong forms, surrogates, and what is past the last code point.
+    if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) || (lead == 0xF0 && second < 0x90) ||
+        (lead == 0xF4 && second > 0x8F))
+      return at;
+    at += more + 1;
+  }
+  return text.size();
+}
 
 std::string text_of(Int value) {
   if (!value) return "0";

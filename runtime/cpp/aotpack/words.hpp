@@ -8,7 +8,12 @@ namespace aotpack {
 using Sizes = std::vector<std::int64_t>;
 using Int = __int128;                                // what is computed from sizes of 64 bits
 
-[[noreturn]] void fail(const std::string& text);
+[[noreturn]] void fail(const std::string& text);     // an Error, its text readable
+
+// One line of UTF-8: what is neither, or no character to be seen, as \x1b.
+std::string readable(const std::string& text);
+// The first byte after `from` that is not UTF-8, the size of the text when there is none.
+std::size_t not_utf8(const std::string& text, std::size_t from);
 
 std::string text_of(Int value);
 std::string words(const Sizes& sizes);               // [2, 3]
