@@ -51,7 +51,10 @@ class Array:
         one-dimensional without `shape`. Nothing is copied. ValueError when it does not have that size."""
         if dtype not in ITEMSIZE_BYTES:
             raise ValueError(f"dtype is {str(dtype)[:40]!r}; expected one of {', '.join(ITEMSIZE_BYTES)}")
-        view = memoryview(buffer).cast("B")
+        seen = memoryview(buffer)
+        if not seen.c_contiguous:
+            raise ValueError("the buffer is not row-major; take a copy of it that is")
+        view = seen.cast("B") if seen.nbytes else memoryview(b"")  # Python casts none with a size of 0
         sizes = (view.nbytes // ITEMSIZE_BYTES[dtype],) if shape is None else tuple(int(size) for size in shape)
         wanted = ITEMSIZE_BYTES[dtype]
         for size in sizes:
@@ -138,6 +141,15 @@ class Array:
     def copy(self) -> Array:
         """The same elements in memory of their own, row-major."""
         return Array(bytearray(self.tobytes()), self.dtype, self.shape)
+
+    def forwards(self) -> Array:
+        """This array, or a row-major copy where it has steps backwards: torch knows none, and libtorch ends the process
+        at one. ValueError for such an array on a GPU."""
+        if all(step >= 0 for step in self.strides):
+            return self
+        if self.device != "cpu":
+            raise ValueError(f"an array on {self.device} has steps backwards; take a copy of it")
+        return self.copy()
 
     def twin(self) -> Array:
         """The same elements with the same strides (none of them below 0) in writable memory of their own."""

@@ -371,6 +371,64 @@ print(json.dumps([said, bool(np.allclose(entry(x), wanted, atol=1e-5)), "torch" 
     assert (right, imported) == (True, False)
 
 
+def test_weights_with_steps_backwards_are_replaced_in_both_doors(models: Path) -> None:
+    code = """
+session = apr.load(bundle)
+entry = session["mlp"]
+found = []
+for torch_first in (False, True):
+    weight = rows(4, 32)
+    session.update_weights({"second.weight": weight})
+    wanted = entry(rows(8))
+    session.update_weights({"second.weight": np.ascontiguousarray(weight[::-1, ::-1])[::-1, ::-1]})
+    found.append(bool((entry(rows(8)) == wanted).all()))
+    entry(rows(100))  # torch leads from now on
+print(json.dumps([found, "torch" in sys.modules]))
+"""
+    assert serve(models, code) == [[True, True], True]
+
+
+def test_torch_may_be_imported_elsewhere_while_calls_run_and_weights_are_replaced(models: Path) -> None:
+    code = """
+import time
+
+session = apr.load(bundle, mode="eager")
+entry, running = session["mlp"], session["running"]
+x, going, said = rows(8), True, set()
+sets = [{"second.bias": np.array([k, 0, 0, 0], np.float32)} for k in (0, 4)]
+
+def repeat(*works):
+    while going:
+        for work in works:
+            try:
+                work()
+            except Exception as error:
+                said.add(f"{type(error).__name__}: {error}")
+
+def fresh():
+    with apr.load(bundle, tensors="array") as other:
+        other["embed"](np.array([[1, 2, 3]]))
+
+threads = [
+    threading.Thread(target=repeat, args=works)
+    for works in (
+        [lambda: entry(x), lambda: running(rows(2, 4))],
+        [lambda: session.update_weights(sets[0]), lambda: session.update_weights(sets[1])],
+        [fresh],
+    )
+]
+[thread.start() for thread in threads]
+time.sleep(0.1)
+import torch
+entry(rows(100))  # a miss: torch's tensors lead from now on, between a check of weights and their replacement
+time.sleep(0.3)
+going = False
+[thread.join() for thread in threads]
+print(json.dumps(sorted(said)))
+"""
+    assert serve(models, code) == []
+
+
 def test_threads_see_one_set_of_weights_whole_while_it_is_replaced(models: Path) -> None:
     code = """
 session = apr.load(bundle)
