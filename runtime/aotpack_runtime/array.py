@@ -194,11 +194,19 @@ class Array:
         kind, _, index = self.device.partition(":")
         return dlpack.CPU_DEVICE if kind == "cpu" else (dlpack.CUDA_DEVICES[0], int(index or 0))
 
-    def __dlpack__(self, **how: Any) -> object:
+    def __dlpack__(self, *, copy: bool | None = None, dl_device: Any = None, **how: Any) -> object:
+        """BufferError for what our capsules cannot say or do: memory that must not be written, another device."""
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError(f"the array is on {self.device}, not on DLPack's device {tuple(dl_device)}")
+        if copy and self.device != "cpu":
+            raise BufferError(f"the array is on {self.device}, where no copy is made; cpu() is one")
+        if self.read_only and not copy:
+            raise BufferError("the array is read-only, which a DLPack capsule does not say; give away a copy() of it")
+        source = self.copy() if copy else self
         itemsize = ITEMSIZE_BYTES[self.dtype]
-        steps = tuple(step // itemsize for step in self.strides)
+        steps = tuple(step // itemsize for step in source.strides)
         family = dlpack.family_of(self.dtype, itemsize)
-        return dlpack.make(self.address, family, self.shape, steps, self, device=self.__dlpack_device__())
+        return dlpack.make(source.address, family, self.shape, steps, source, device=self.__dlpack_device__())
 
     def __len__(self) -> int:
         if not self.shape:

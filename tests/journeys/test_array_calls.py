@@ -374,9 +374,12 @@ print(json.dumps([said, bool(np.allclose(entry(x), wanted, atol=1e-5)), "torch" 
 BACKWARDS = """
 def backwards(session):
     weight = rows(4, 32)
-    session.update_weights({"second.weight": weight})
+    session.update_weights({"second.weight": weight, "second.bias": np.zeros(4, np.float32)})
     wanted = session["mlp"](rows(8))
-    session.update_weights({"second.weight": np.ascontiguousarray(weight[::-1, ::-1])[::-1, ::-1]})
+    turned = np.ascontiguousarray(weight[::-1, ::-1])[::-1, ::-1]
+    turned.flags.writeable = False
+    session.update_weights({"second.weight": turned})
+    session.update_weights({"second.bias": apr.Array(bytes(16), "float32")})
     return bool((session["mlp"](rows(8)) == wanted).all())
 """
 

@@ -105,6 +105,19 @@ def test_steps_backwards_are_copied_for_torch_and_others_are_not() -> None:
         elsewhere.forwards()
 
 
+def test_our_own_arrays_keep_dlpacks_promises() -> None:
+    numpy = pytest.importorskip("numpy")
+    array = Array(bytearray(FLOATS), "float32")
+    copy = numpy.from_dlpack(array, copy=True)
+    array.data[0] = 9
+    assert (copy[0], numpy.from_dlpack(array)[0]) == (1, 9)
+    with pytest.raises(BufferError, match="not on DLPack's device"):
+        array.__dlpack__(dl_device=(2, 0))
+    with pytest.raises(BufferError, match="read-only"):
+        Array(FLOATS, "float32").__dlpack__()
+    assert numpy.from_dlpack(Array(FLOATS, "float32"), copy=True)[1] == 2
+
+
 @pytest.mark.parametrize("make", [lambda: Array, lambda: int, lambda: type("New", (), {"__dlpack__": None})])
 def test_a_class_is_no_array(make: Callable[[], type]) -> None:
     assert read_array(make()) is None

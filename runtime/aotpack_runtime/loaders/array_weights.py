@@ -275,4 +275,6 @@ def _to_torch(value: Any) -> Any:
     found = read_array(value)
     if found is None or found.array is None:
         return value
-    return torch.from_dlpack(found.array.forwards())  # type: ignore[attr-defined]
+    array = found.array.forwards()
+    readable = Array.over(array.address, array.dtype, array.shape, array.strides, array, device=array.device)
+    return torch.from_dlpack(readable)  # type: ignore[attr-defined] # it is read, whether or not it may be written
