@@ -196,12 +196,14 @@ class ArrayEntry(Entry):
         return True
 
     def _assembly(self, variant: Variant) -> Assembly:
-        lock = self.weights(variant.weights).state_lock
-        with self._lock:
-            found = self._assemblies.get(variant.id)
-            if found is None:
-                tick = self.counter(variant.id)
-                found = self._assemblies[variant.id] = Assembly(variant, tick=tick, lock=lock)
+        found = self._assemblies.get(variant.id)
+        if found is None:  # else not under the lock, which a miss holds for as long as it imports torch
+            lock = self.weights(variant.weights).state_lock
+            with self._lock:
+                found = self._assemblies.get(variant.id)
+                if found is None:
+                    tick = self.counter(variant.id)
+                    found = self._assemblies[variant.id] = Assembly(variant, tick=tick, lock=lock)
         return found
 
     def _shared(self, given: Sequence[Given | None]) -> tuple[int, ...]:

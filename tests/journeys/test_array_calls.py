@@ -279,6 +279,48 @@ print(json.dumps([before, "torch" in sys.modules, type(y).__name__, y.shape, sta
     assert (status["hits"], status["misses_by_tier"]) == (0, {"program": 1})
 
 
+def test_hits_of_new_sizes_do_not_wait_for_an_import_of_torch(models: Path) -> None:
+    code = """
+import importlib.machinery
+
+entry = apr.load(bundle)["mlp"]
+entry(rows(2))
+begun, go, returned = [threading.Event() for _ in range(3)]
+
+class Slow:
+    def find_spec(self, name, *rest):
+        spec = importlib.machinery.PathFinder.find_spec(name, *rest) if name == "torch" else None
+        if spec is not None:
+            spec.loader.exec_module = self.wait
+        return spec
+
+    def wait(self, module):
+        begun.set()
+        go.wait(20)
+        raise ModuleNotFoundError("no torch here")
+
+def hits():
+    for count in (3, 5):
+        entry(rows(count))
+    returned.set()
+
+missing = threading.Thread(target=lambda: said.append(refused(entry, rows(100))))
+said = []
+sys.meta_path.insert(0, Slow())
+missing.start()
+begun.wait(20)
+threading.Thread(target=hits).start()
+in_time = returned.wait(10)
+go.set()
+missing.join()
+print(json.dumps([in_time, said[0], "torch" in sys.modules]))
+"""
+    in_time, said, imported = serve(models, code)
+    assert in_time
+    assert "cannot be imported: ModuleNotFoundError: no torch here" in said
+    assert not imported
+
+
 def test_strict_raises_a_guard_miss_without_torch(models: Path) -> None:
     code = """
 entry = apr.load(bundle, mode="strict")["mlp"]
