@@ -1,10 +1,10 @@
 """Our own part of every fingerprint: count one up when a change here changes what a job gives."""
 
 EXPORT_REVISION = 8
-GPU_EXPORT_REVISION = 1
+GPU_EXPORT_REVISION = 2
 """Of what is exported on a GPU alone."""
 AOTI_REVISION = 5
-CROSS_REVISION = 3
+CROSS_REVISION = 4
 TRITON_REVISION = 2
 NVRTC_REVISION = 1
 VERIFY_REVISION = 1

@@ -18,7 +18,7 @@ from aotpack.compilers.flat import Flat
 from aotpack.compilers.model import Model
 from aotpack.compilers.modules import import_modules, load_source
 from aotpack.compilers.probing import kept_state
-from aotpack.compilers.programs import Program, operators_of, store_program
+from aotpack.compilers.programs import Program, custom_operators_of, operators_of, store_program
 from aotpack.compilers.sizes import flat_tensors
 from aotpack_runtime.errors import SourceError
 from aotpack_runtime.format.entry_json import dump_parameter
@@ -67,19 +67,10 @@ def _require_imported(job: Mapping[str, Json], operators: Iterable[str], known: 
             )
 
 
-_TORCH_NAMESPACES = frozenset({"aten", "prims", "prim", "higher_order", "_operator", "symm_mem", "quantized", "mkldnn"})
-
-
 def _custom_operators(programs: Sequence[Program]) -> dict[str, str]:
     """Operators that are not torch's own -> their schemas."""
-    found: dict[str, str] = {}
-    for program in programs:
-        for target in operators_of(program.exported):
-            namespace = target.namespace
-            if namespace not in _TORCH_NAMESPACES:
-                name = target.name()
-                found[name] = str(target._schema)
-    return dict(sorted(found.items()))
+    targets = [target for program in programs for target in custom_operators_of(program.exported)]
+    return dict(sorted({target.name(): str(target._schema) for target in targets}.items()))
 
 
 def _is_random(job: Mapping[str, Json], module: torch.nn.Module, programs: Sequence[Program]) -> bool:

@@ -28,7 +28,7 @@ def export_error(variant: str, error: Exception, folder: Path, leaves: Sequence[
         problem = f"a branch or size depends on the values of a tensor{place}"
         hint = "use torch.cond or torch.where, or torch._check to say what holds"
     elif match := re.search(r"You marked (\w+) as dynamic but .* constant \((\d+)\)", text):
-        problem = f"{match[1]!r} is declared as a range, but the model works for {match[2]} only{place}"
+        problem = f"{match[1]!r} is declared as a range, but torch.export's trace holds for {match[2]} only{place}"
         hint = "give it one size, or a list of sizes, in the manifest"
     elif match := re.search(r"- (The values of .* must always be equal)", text):
         problem, hint = f"the model does not take these dims as they are declared: {match[1]}{place}", _ONE_NAME

@@ -21,7 +21,7 @@ from aotpack.compilers.compare import difference
 from aotpack.compilers.failures import first_line
 from aotpack.compilers.flat import Flat
 from aotpack.compilers.modules import move_module
-from aotpack.compilers.programs import Example, Program, program_weights, resized
+from aotpack.compilers.programs import Example, Program, custom_operators_of, program_weights, resized
 from aotpack.compilers.shapes import IntLeaf, TensorLeaf
 from aotpack.compilers.sizes import (
     channels_last_layout,
@@ -81,7 +81,9 @@ class Probe:
         lows = [{name: low} for name, low in _open_lows(guards)]
         small = [resized(lowest, {**trial.base, **sizes}) for sizes in lows if trial.takes(sizes)]
         examples = dict.fromkeys([program.example, *[example for example in small if example is not None]])
-        return replace(lowest, guards=_with_any_layout(trial, guards), examples=tuple(examples))
+        tried_elsewhere = trial.there is not None and any(custom_operators_of(program.exported))
+        free = guards if tried_elsewhere else _with_any_layout(trial, guards)
+        return replace(lowest, guards=free, examples=tuple(examples))
 
     def _trial(self, program: Program) -> Trial:
         trial = self._on_its_place(program)

@@ -66,6 +66,15 @@ def operators_of(exported: ExportedProgram) -> Iterator[Any]:
                 yield node.target
 
 
+_TORCH_NAMESPACES = frozenset({"aten", "prims", "prim", "higher_order", "_operator", "symm_mem", "quantized", "mkldnn"})
+
+
+def custom_operators_of(exported: ExportedProgram) -> Iterator[Any]:
+    """The operators that are not torch's own. What they do on one device says nothing of another: each has a kernel of
+    its own there, which may count on strides."""
+    return (target for target in operators_of(exported) if target.namespace not in _TORCH_NAMESPACES)
+
+
 def written_weights(exported: ExportedProgram) -> set[str]:
     """Weights that the program writes in place: operators say of each argument whether they write it."""
     names = program_weights(exported)

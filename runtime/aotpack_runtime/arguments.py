@@ -7,7 +7,6 @@ looked up in `sys.modules` when the caller has imported it. What surrounds a cal
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from aotpack_runtime.format.guard import TensorGuard
 from aotpack_runtime.format.index import Entry, Parameter, Variant
 from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, OVERRIDDEN, SUBCLASS, Call, Leaf, Other, TensorMeta
 from aotpack_runtime.format.tree import LEAF, Tree, flatten
+from aotpack_runtime.imported import imported
 from aotpack_runtime.interfaces import overlapping
 from aotpack_runtime.record import replace
 
@@ -23,7 +23,7 @@ _PLAIN_SCALARS = frozenset({bool, int, str, type(None)})
 
 def describe(trees: tuple[Tree, ...], leaves: Sequence[object], device: str) -> Call:
     """The call as guards see it; `device` ("cpu", "cuda:0") is where the entry runs."""
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     described = [_describe(leaf, torch, device) for leaf in leaves]
     for position in sharing(leaves) if torch is not None else ():
         if isinstance(found := described[position], TensorMeta):
@@ -196,7 +196,7 @@ def _keep_whole(function: Any) -> None:
     """`torch.compile` of code that calls `function` breaks its graph here, and leaves all below as it is; otherwise it
     would trace the dispatch itself, size by size."""
     function._torchdynamo_disable = True
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     frames: Any = getattr(getattr(getattr(torch, "_C", None), "_dynamo", None), "eval_frame", None)
     if hasattr(frames, "set_code_exec_strategy"):
         skip = frames._FrameAction.SKIP
@@ -260,7 +260,7 @@ def _rebuild(tree: Tree, leaves: list[Any]) -> object:
 
 def _state_probes() -> dict[str, Callable[[], object]]:
     """What a key must hold besides the arguments: grad mode, dispatch modes, transforms, autocast, function modes."""
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     if torch is None:
         return dict.fromkeys(("__grad", "__modes", "__level", "__autocast", "__functions"), lambda: None)
     return {
@@ -274,14 +274,14 @@ def _state_probes() -> dict[str, Callable[[], object]]:
 
 def _inference_probe() -> Callable[[], object]:
     """Is inference mode on? Only there may tensors that were made in it be written."""
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     found: Callable[[], object] = torch.is_inference_mode_enabled if torch is not None else lambda: None
     return found
 
 
 def _forward_derivatives() -> Any:
     """Where torch keeps the level of forward derivatives, `_current_level`: a function that asks would cost more."""
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     return torch.autograd.forward_ad if torch is not None else None
 
 

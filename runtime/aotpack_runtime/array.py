@@ -51,7 +51,10 @@ class Array:
         one-dimensional without `shape`. Nothing is copied. ValueError when it does not have that size."""
         if dtype not in ITEMSIZE_BYTES:
             raise ValueError(f"dtype is {str(dtype)[:40]!r}; expected one of {', '.join(ITEMSIZE_BYTES)}")
-        view = memoryview(buffer).cast("B")
+        seen = memoryview(buffer)
+        if not seen.c_contiguous:
+            raise ValueError("the buffer is not row-major; take a copy of it that is")
+        view = seen.cast("B") if seen.nbytes else memoryview(b"")  # Python casts none with a size of 0
         sizes = (view.nbytes // ITEMSIZE_BYTES[dtype],) if shape is None else tuple(int(size) for size in shape)
         wanted = ITEMSIZE_BYTES[dtype]
         for size in sizes:
@@ -139,6 +142,15 @@ class Array:
         """The same elements in memory of their own, row-major."""
         return Array(bytearray(self.tobytes()), self.dtype, self.shape)
 
+    def forwards(self) -> Array:
+        """This array, or a row-major copy where it has steps backwards: torch knows none, and libtorch ends the process
+        at one. ValueError for such an array on a GPU."""
+        if all(step >= 0 for step in self.strides):
+            return self
+        if self.device != "cpu":
+            raise ValueError(f"an array on {self.device} has steps backwards; take a copy of it")
+        return self.copy()
+
     def twin(self) -> Array:
         """The same elements with the same strides (none of them below 0) in writable memory of their own."""
         if not self.size:
@@ -182,11 +194,19 @@ class Array:
         kind, _, index = self.device.partition(":")
         return dlpack.CPU_DEVICE if kind == "cpu" else (dlpack.CUDA_DEVICES[0], int(index or 0))
 
-    def __dlpack__(self, **how: Any) -> object:
+    def __dlpack__(self, *, copy: bool | None = None, dl_device: Any = None, **how: Any) -> object:
+        """BufferError for what our capsules cannot say or do: memory that must not be written, another device."""
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError(f"the array is on {self.device}, not on DLPack's device {tuple(dl_device)}")
+        if copy and self.device != "cpu":
+            raise BufferError(f"the array is on {self.device}, where no copy is made; cpu() is one")
+        if self.read_only and not copy:
+            raise BufferError("the array is read-only, which a DLPack capsule does not say; give away a copy() of it")
+        source = self.copy() if copy else self
         itemsize = ITEMSIZE_BYTES[self.dtype]
-        steps = tuple(step // itemsize for step in self.strides)
+        steps = tuple(step // itemsize for step in source.strides)
         family = dlpack.family_of(self.dtype, itemsize)
-        return dlpack.make(self.address, family, self.shape, steps, self, device=self.__dlpack_device__())
+        return dlpack.make(source.address, family, self.shape, steps, source, device=self.__dlpack_device__())
 
     def __len__(self) -> int:
         if not self.shape:

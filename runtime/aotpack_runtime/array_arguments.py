@@ -6,7 +6,6 @@ autocast nor modes of torch reach them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from aotpack_runtime.format.index import Parameter
 from aotpack_runtime.format.tensor import Call, Leaf, Other, TensorMeta
 from aotpack_runtime.format.tree import Tree
 from aotpack_runtime.host_arrays import Given
+from aotpack_runtime.imported import imported
 from aotpack_runtime.record import replace
 
 _PLAIN = frozenset({bool, int, str, type(None), float, complex})
@@ -110,6 +110,5 @@ def _mixed_key(value: Any) -> object:
 
 def is_torch(leaves: Sequence[object]) -> bool:
     """Is a tensor of torch among them?"""
-    torch = sys.modules.get("torch")
-    tensor = getattr(torch, "Tensor", None)
-    return tensor is not None and any(isinstance(leaf, tensor) for leaf in leaves)
+    torch = imported("torch")
+    return torch is not None and any(isinstance(leaf, torch.Tensor) for leaf in leaves)

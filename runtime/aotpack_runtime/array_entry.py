@@ -30,7 +30,7 @@ from aotpack_runtime.format import index
 from aotpack_runtime.format.guard import TensorGuard
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.tree import map_leaves
-from aotpack_runtime.host_arrays import Given, read_array, sharing
+from aotpack_runtime.host_arrays import Given, in_numpy, read_array, sharing
 from aotpack_runtime.loaders import AOTI_ARRAYS, ARRAY_INPUTS, CROSSING, LIBRARY_MEMORY, loader
 from aotpack_runtime.logs import logger
 
@@ -169,8 +169,8 @@ class ArrayEntry(Entry):
 
     def _plan(self, variant: Variant, described: Sequence[Any], shown: Sequence[Any], kind: OwnKind) -> tuple[Any, Any]:
         """What `Assembly.serve` takes: the plan for calls like this one, and how views of its arrays are made."""
-        numpy = getattr(sys.modules.get("numpy"), "ndarray", ())
-        plan = self._executables[variant.id].plan(described, [isinstance(leaf, numpy) for leaf in shown], kind)
+        arrays = in_numpy("ndarray")
+        plan = self._executables[variant.id].plan(described, [isinstance(leaf, arrays) for leaf in shown], kind)
         return plan, plan.view
 
     def _load_here(self, variant: Variant) -> bool:
@@ -196,12 +196,14 @@ class ArrayEntry(Entry):
         return True
 
     def _assembly(self, variant: Variant) -> Assembly:
-        lock = self.weights(variant.weights).state_lock
-        with self._lock:
-            found = self._assemblies.get(variant.id)
-            if found is None:
-                tick = self.counter(variant.id)
-                found = self._assemblies[variant.id] = Assembly(variant, tick=tick, lock=lock)
+        found = self._assemblies.get(variant.id)
+        if found is None:  # else not under the lock, which a miss holds for as long as it imports torch
+            lock = self.weights(variant.weights).state_lock
+            with self._lock:
+                found = self._assemblies.get(variant.id)
+                if found is None:
+                    tick = self.counter(variant.id)
+                    found = self._assemblies[variant.id] = Assembly(variant, tick=tick, lock=lock)
         return found
 
     def _shared(self, given: Sequence[Given | None]) -> tuple[int, ...]:
@@ -277,10 +279,8 @@ def _is_plain(leaf: Any, found: Given | None) -> bool:
     if found is None or found.array is leaf:
         return True
     head = object.__basicsize__
-    numpy = getattr(sys.modules.get("numpy"), "ndarray", None)
     return (
-        numpy is not None
-        and isinstance(leaf, numpy)
+        isinstance(leaf, in_numpy("ndarray"))
         and found.array is not None
         and (c_void_p.from_address(id(leaf) + head).value or 0) == found.array.address
     )

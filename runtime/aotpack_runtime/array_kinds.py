@@ -12,7 +12,7 @@ from typing import Any
 
 from aotpack_runtime.array import Array, byte_strides
 from aotpack_runtime.format.tensor import ITEMSIZE_BYTES, contiguous_strides, same_layout
-from aotpack_runtime.host_arrays import read_array
+from aotpack_runtime.host_arrays import in_numpy, read_array
 from aotpack_runtime.record import Record
 
 Wrap = Callable[[int, Any], Any]
@@ -117,11 +117,11 @@ _known: dict[type, OwnKind] = {}
 
 def kind_of(values: Sequence[Any]) -> OwnKind:
     """The kind of the first array among `values` that has one, NumPy's where any is NumPy's; ours otherwise."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and any(isinstance(value, numpy.ndarray) for value in values):
-        return _known.setdefault(numpy.ndarray, NumpyKind(numpy))
+    arrays = in_numpy("ndarray")
+    if any(isinstance(value, arrays) for value in values):
+        return _known.setdefault(arrays, NumpyKind(sys.modules["numpy"]))
     for value in values:
-        if type(value) is Array:
+        if isinstance(value, Array | type):
             continue
         if type(value) in _known:
             return _known[type(value)]

@@ -5,12 +5,12 @@ What comes out is what guards judge and what a launch packs. Nothing is copied, 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aotpack_runtime.dlpack import CUDA_DEVICES
+from aotpack_runtime.dlpack import place_of
 from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, Leaf, Other, TensorMeta
+from aotpack_runtime.imported import imported
 from aotpack_runtime.interfaces import Seen, of_capsule, of_interface
 from aotpack_runtime.record import Record
 from aotpack_runtime.streams import check_stream, said_stream
@@ -37,7 +37,7 @@ def read_argument(value: Any, stream: int = 0) -> Argument:
     kind = type(value)
     if kind in (int, float, bool) or value is None:
         return Argument(value, value)
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     try:
         if torch is not None and isinstance(value, torch.Tensor):
             return _of_torch(value, torch)
@@ -106,13 +106,11 @@ def _of_interface(interface: Any) -> Argument:
 
 def _of_dlpack(array: Any, stream: int) -> Argument:
     """A capsule is only looked into, never consumed: it gives its tensor back when it is collected, so it is held."""
-    kind, ordinal = (int(part) for part in array.__dlpack_device__())
+    kind, ordinal = array.__dlpack_device__()
+    device = place_of(int(kind), int(ordinal))
     # 0 is not a stream for DLPack: 1 says the default one.
-    capsule = array.__dlpack__(stream=stream or 1) if kind in CUDA_DEVICES else array.__dlpack__()
-    seen = of_capsule(capsule)
-    if ordinal < 0:
-        raise ValueError(f"it is on device {ordinal}")
-    device = f"cuda:{ordinal}" if kind in CUDA_DEVICES else "cpu"
+    capsule = array.__dlpack__() if device == "cpu" else array.__dlpack__(stream=stream or 1)
+    seen = of_capsule(capsule, device)
     return Argument(_meta(seen, device), seen.address, constant=bool(seen.address), held=capsule)
 
 
@@ -139,7 +137,7 @@ def stream_of(arguments: Sequence[Argument]) -> int:
 
 def torch_stream() -> Callable[[int], int]:
     """What gives the handle of torch's current stream on a GPU."""
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     if torch is None or not torch.cuda.is_available():
         return lambda ordinal: said_stream() or 0
     found: Callable[[int], int] = torch._C._cuda_getCurrentRawStream

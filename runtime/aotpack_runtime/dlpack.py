@@ -9,6 +9,8 @@ from typing import Any
 CUDA_DEVICES = (2, 13)
 """kDLCUDA and kDLCUDAManaged."""
 CPU_DEVICE = (1, 0)
+_HOST_DEVICES = (CPU_DEVICE[0], 3, 11)
+"""kDLCPU, and the host's memory that CUDA or ROCm has pinned."""
 
 _NAMES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool", 7: "float8_e3m4", 8: "float8_e4m3",
           10: "float8_e4m3fn", 12: "float8_e5m2"}  # fmt: skip
@@ -65,6 +67,17 @@ _dying_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ch
 def look(capsule: object) -> Tensor:
     """The tensor a capsule holds, which stays valid as long as the capsule does. Nothing is consumed."""
     return Tensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+
+
+def place_of(kind: int, ordinal: int) -> str:
+    """torch's name of a device: "cpu", "cuda:1". ValueError for memory that is neither the host's nor a CUDA GPU's."""
+    if ordinal < 0:
+        raise ValueError(f"it is on device {ordinal}")
+    if kind in CUDA_DEVICES:
+        return f"cuda:{ordinal}"
+    if kind in _HOST_DEVICES:
+        return "cpu"
+    raise ValueError(f"it is on a device of DLPack's type {kind}, neither the host nor a GPU of CUDA")
 
 
 def make(

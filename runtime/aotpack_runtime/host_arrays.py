@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from aotpack_runtime.array import Array, address_of, byte_strides
-from aotpack_runtime.dlpack import CUDA_DEVICES
+from aotpack_runtime.dlpack import place_of
 from aotpack_runtime.drivers.probe import device_of_address
 from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, ITEMSIZE_BYTES, TensorMeta, contiguous_strides
-from aotpack_runtime.interfaces import Seen, of_capsule, of_interface, overlapping
+from aotpack_runtime.imported import imported
+from aotpack_runtime.interfaces import Seen, of_capsule, of_interface, overlapping, reach
 from aotpack_runtime.record import Record
 from aotpack_runtime.streams import check_stream, said_stream
 
@@ -70,36 +71,60 @@ def _seen(value: Any) -> tuple[Seen, str, Any, int | None] | None:
             value,
             None,
         )
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.generic):
+    if isinstance(value, (type, in_numpy("generic"))):
         return None
-    if numpy is not None and isinstance(value, numpy.ndarray):
-        return _of_numpy(value, numpy), "cpu", value, None
+    if isinstance(value, in_numpy("ndarray")):
+        return _of_numpy(value), "cpu", value, None
     if (interface := getattr(value, "__array_interface__", None)) is not None:
-        return of_interface(interface), "cpu", value, None
+        facts, owner = _of_host_interface(interface, value)
+        return facts, "cpu", owner, None
     if (interface := getattr(value, "__cuda_array_interface__", None)) is not None:
         facts, stream = of_interface(interface), interface.get("stream")
         if stream is not None:
             check_stream(stream)
         # Which device it is on, the interface does not say.
-        return facts, f"cuda:{device_of_address(facts.address) or 0}", value, stream
+        return facts, f"cuda:{device_of_address(facts.address) or 0}", (value, interface), stream
     if hasattr(value, "__dlpack__"):
-        kind, ordinal = (int(part) for part in value.__dlpack_device__())
-        cuda = kind in CUDA_DEVICES
+        kind, ordinal = value.__dlpack_device__()
+        device = place_of(int(kind), int(ordinal))
         # It is ready on the stream that is said; 0 is not a stream for DLPack, 1 says the default one.
-        capsule = value.__dlpack__(stream=said_stream() or 1) if cuda else value.__dlpack__()
-        return of_capsule(capsule), f"cuda:{ordinal}" if cuda else "cpu", (capsule, value), None
+        capsule = value.__dlpack__() if device == "cpu" else value.__dlpack__(stream=said_stream() or 1)
+        return of_capsule(capsule, device), device, (capsule, value), None
     if type(value) in (memoryview, bytes, bytearray) or type(value).__module__ in ("array", "mmap"):
-        return _of_buffer(memoryview(value)), "cpu", value, None
+        view = memoryview(value)  # as long as it is there, a bytearray cannot be made larger elsewhere
+        return _of_buffer(view), "cpu", (value, view), None
     return None
 
 
-def _of_numpy(array: Any, numpy: Any) -> Seen:
+def in_numpy(name: str, module: str = "numpy") -> Any:
+    """A class of NumPy's for `isinstance`, none where the caller has not imported it."""
+    found = imported(module)
+    return getattr(found, name) if found is not None else ()
+
+
+def _of_host_interface(interface: Any, value: Any) -> tuple[Seen, Any]:
+    """(numbers, what keeps the memory alive). The memory may be said by a buffer instead of an address, as Pillow's
+    images do: `data`, or `value` itself where there is none."""
+    data = interface.get("data")
+    if isinstance(data, tuple | list):
+        return of_interface(interface), (value, interface)
+    view = memoryview(value if data is None else data).cast("B")
+    address, offset = address_of(view)[0], int(interface.get("offset", 0))
+    seen = of_interface({**interface, "data": (address + offset, view.readonly)})
+    itemsize = ITEMSIZE_BYTES.get(seen.dtype, 0)
+    if itemsize and 0 not in seen.shape:
+        low, high = reach(seen.shape, byte_strides(seen.dtype, seen.strides))
+        if offset + low < 0 or offset + high + itemsize > view.nbytes:
+            raise ValueError(f"its elements reach beyond its buffer of {view.nbytes} bytes")
+    return seen, (value, view)
+
+
+def _of_numpy(array: Any) -> Seen:
     interface = array.__array_interface__
     name = array.dtype.name
     if not array.dtype.isnative:
         odd = "is not in this machine's byte order"
-    elif isinstance(array, numpy.ma.MaskedArray) if "numpy.ma" in sys.modules else False:
+    elif isinstance(array, in_numpy("MaskedArray", "numpy.ma")):
         odd = "is masked"
     else:
         odd = ""
@@ -113,6 +138,8 @@ def _of_numpy(array: Any, numpy: Any) -> Seen:
 def _of_buffer(view: memoryview) -> Seen:
     form = view.format.lstrip("@=<") if sys.byteorder == "little" else view.format.lstrip("@=")
     dtype = _FORMATS.get(form, f"the format {view.format!r}")
+    if ITEMSIZE_BYTES.get(dtype, view.itemsize) != view.itemsize:  # "<l" is four bytes, "l" is eight
+        dtype = f"the format {view.format!r} of {view.itemsize} bytes"
     address, _ = address_of(view)
     steps = view.strides or ()
     odd = "has suboffsets" if view.suboffsets else ""
@@ -128,8 +155,6 @@ def sharing(arrays: Sequence[Array | None]) -> tuple[int, ...]:
     for position, array in enumerate(arrays):
         if array is None or not array.size:
             continue
-        low = high = 0
-        for size, step in zip(array.shape, array.strides, strict=True):
-            low, high = low + min(step * (size - 1), 0), high + max(step * (size - 1), 0)
+        low, high = reach(array.shape, array.strides)
         spans.append((array.address + low, array.address + high + ITEMSIZE_BYTES[array.dtype], position))
     return overlapping(spans)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 from aotpack_runtime import dlpack
@@ -24,7 +25,10 @@ class Seen(Record):
 
 def of_interface(interface: Any) -> Seen:
     """`__array_interface__`, or the same of CUDA (versions 2 and 3); ValueErrors and TypeErrors of a broken one."""
-    address, typestr, shape = interface["data"][0], str(interface["typestr"]), tuple(interface["shape"])
+    data, typestr, shape = interface["data"], str(interface["typestr"]), tuple(map(index, interface["shape"]))
+    if not isinstance(data, tuple | list):  # the first byte of a buffer is no address
+        raise ValueError(f"its data is of the type {type(data).__name__}, expected (address, read-only)")
+    address = data[0]
     if address.__class__ is not int or not 0 <= address < 1 << 64:
         raise ValueError(f"its address is {str(address)[:40]!r}")
     size_bytes = int(typestr[2:])
@@ -36,17 +40,21 @@ def of_interface(interface: Any) -> Seen:
         odd = "is big-endian"
     if given is not None and any(step % size_bytes for step in given):
         odd = f"has steps of {list(given)} bytes, no multiples of its element"
-    strides = contiguous_strides(shape) if given is None else tuple(step // size_bytes for step in given)
-    odd = odd or nowhere(address, shape)
-    return Seen(address, dtype, shape, strides, odd, bool(interface["data"][1]))
+    strides = contiguous_strides(shape) if given is None else tuple(index(step) // size_bytes for step in given)
+    _require_shape(shape, strides)
+    return Seen(address, dtype, shape, strides, odd or nowhere(address, shape), bool(data[1]))
 
 
-def of_capsule(capsule: object) -> Seen:
-    """A DLPack capsule, which is not consumed."""
+def of_capsule(capsule: object, device: str) -> Seen:
+    """A DLPack capsule, which is not consumed; ValueError when it is not on the device that its array said."""
     tensor = dlpack.look(capsule)
+    found = dlpack.place_of(tensor.device.type, tensor.device.id)
+    if found != device:
+        raise ValueError(f"it said that it is on {device}, and its capsule is on {found}")
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     row_major = not tensor.strides
     strides = contiguous_strides(shape) if row_major else tuple(tensor.strides[axis] for axis in range(tensor.ndim))
+    _require_shape(shape, strides)
     dtype = tensor.dtype_name
     address = (tensor.data or 0) + tensor.byte_offset
     if address >= 1 << 64:
@@ -55,6 +63,20 @@ def of_capsule(capsule: object) -> Seen:
     if dtype not in ITEMSIZE_BYTES:
         odd = f"has elements of {dtype}"
     return Seen(address, dtype, shape, strides, odd or nowhere(address, shape))
+
+
+def _require_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    if min(shape, default=0) < 0 or len(strides) != len(shape):
+        raise ValueError(f"its shape is {list(shape)} and it has {len(strides)} strides")
+
+
+def reach(shape: tuple[int, ...], steps: tuple[int, ...]) -> tuple[int, int]:
+    """(from the first element down to the lowest, up to the highest) of an array with elements, in the unit of
+    `steps`."""
+    low = high = 0
+    for size, step in zip(shape, steps, strict=True):
+        low, high = low + min(step * (size - 1), 0), high + max(step * (size - 1), 0)
+    return low, high
 
 
 def nowhere(address: int, shape: tuple[int, ...]) -> str:

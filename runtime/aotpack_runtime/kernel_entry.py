@@ -6,7 +6,6 @@ compiled for the entry's signature. Each device has the variants that fit it.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -27,6 +26,7 @@ from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.target import Machine
 from aotpack_runtime.format.tensor import Call, TensorMeta
 from aotpack_runtime.format.tree import LEAF
+from aotpack_runtime.imported import imported
 from aotpack_runtime.kernel_arguments import Quick, compile_foreign, compile_kernel, int_parameters
 from aotpack_runtime.kernel_numbers import Kinds, Numbers
 from aotpack_runtime.loaders import LOADERS, loader
@@ -344,7 +344,7 @@ class KernelEntry(Entry):
     def _ways(self, *, foreign: bool) -> dict[str, Any]:
         """How launches of calls like this one find their stream, and whether torch makes them."""
         stream = self._foreign_stream if foreign else torch_stream()
-        return {"stream": stream, "through_torch": not foreign and sys.modules.get("torch") is not None}
+        return {"stream": stream, "through_torch": not foreign and imported("torch") is not None}
 
     def _foreign_stream(self, ordinal: int) -> int:
         return int(getattr(self._streams, "handle", 0))

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from aotpack_runtime.drivers.probe import find_gpus
 from aotpack_runtime.format.gpu import NEWEST_CUDA, Gpu
+from aotpack_runtime.imported import imported
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,19 +73,19 @@ class Machine:
     @cached_property
     def torch(self) -> str | None:
         """torch's version: of the imported module, else the one that stands beside its libraries."""
-        module = sys.modules.get("torch")
+        module = imported("torch")
         return str(module.__version__) if module is not None else self._in_torch(r"__version__ = '([^']+)'")
 
     @cached_property
     def torch_cuda(self) -> str | None:
         """The CUDA version that the installed torch is built for; None of a CPU build."""
-        module = sys.modules.get("torch")
+        module = imported("torch")
         return module.version.cuda if module is not None else self._in_torch(r"cuda\b.* = '([^']+)'")
 
     @cached_property
     def libtorch(self) -> str | None:
         """The folder of torch's shared libraries, found without importing anything."""
-        module = sys.modules.get("torch")
+        module = imported("torch")
         if module is not None and module.__file__:
             return os.path.join(os.path.dirname(module.__file__), "lib")
         return next((os.path.join(folder, "lib") for folder, _ in _torch_folders()), None)
@@ -110,13 +111,24 @@ class Machine:
             except OSError:
                 continue
             match = re.search(r"\.so\.6\.0\.(\d+)$", real)
-            if match:
-                return f"3.4.{match[1]}"
+            newest = int(match[1]) if match else _newest_glibcxx(real)
+            if newest:
+                return f"3.4.{newest}"
         return None
 
     @cached_property
     def python(self) -> str:
         return f"cp{sys.version_info.major}{sys.version_info.minor}"
+
+
+def _newest_glibcxx(path: str) -> int:
+    """The last number of the newest GLIBCXX_3.4.N that a libstdc++ defines, 0 when it tells none. Asked of one that was
+    copied into an image under its short name, which says nothing."""
+    try:
+        with open(path, "rb") as file:
+            return max((int(number) for number in re.findall(rb"GLIBCXX_3\.4\.(\d+)\0", file.read())), default=0)
+    except OSError:
+        return 0
 
 
 def _torch_folders() -> Iterator[tuple[str, str]]:
@@ -188,7 +200,11 @@ def private_dir() -> Path:
     import tempfile  # only hosts without a home get here
     from pathlib import Path
 
-    return Path(tempfile.gettempdir(), f"aotpack-{os.getuid()}")
+    try:
+        temporary = tempfile.gettempdir()
+    except FileNotFoundError:  # nothing can be written anywhere, which whoever writes there will say
+        temporary = os.sep
+    return Path(temporary, f"aotpack-{os.getuid()}")
 
 
 def make_private(folder: Path) -> None:

@@ -19,6 +19,7 @@ from aotpack_runtime.fallbacks import POLICIES
 from aotpack_runtime.format import index
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.target import Machine
+from aotpack_runtime.imported import imported
 from aotpack_runtime.loaders import (
     KERNEL_OPERATORS,
     LIBRARY_MEMORY,
@@ -376,5 +377,5 @@ def _numbered(device: str) -> str:
     """The one device that models are on: "cuda" is torch's current one where torch is in use, else the first."""
     if device != "cuda":
         return device
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     return f"cuda:{torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0}"

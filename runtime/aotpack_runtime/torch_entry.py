@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -19,6 +18,7 @@ from aotpack_runtime.format.guard import TensorGuard
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.order import in_order
 from aotpack_runtime.format.tree import LEAF
+from aotpack_runtime.imported import imported
 from aotpack_runtime.loaders import INPUTS, LOADERS, loader
 
 
@@ -124,7 +124,7 @@ class TorchEntry(Entry):
 
     def _call(self, key: tuple[object, ...] | None, values: tuple[object, ...]) -> object:
         """A call that the memo did not answer: judge it in full, serve it, remember the judgement."""
-        if not self._fast and sys.modules.get("torch") is not None:
+        if not self._fast and imported("torch") is not None:
             self._go_fast()
         trees, leaves = flatten_all(values)
         if self._leaf_kinds is None:

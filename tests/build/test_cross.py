@@ -99,6 +99,19 @@ class Recurrent(nn.Module):
     def forward(self, x):
         return self.lstm(x)[0]
 
+@torch.library.custom_op("moved_models::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+@twice.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+class Custom(nn.Module):
+    def forward(self, x):
+        return twice(x.contiguous())
+
+def custom(): return Custom().eval()
 def recurrent(): return Recurrent().eval()
 def branches(): return Branches().eval()
 def decides(): return Decides().eval()
@@ -373,8 +386,8 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
-def moved(folder: Path, store: Store, model: str) -> tuple[EntryPlan, Json, Json]:
-    plan = replace(gpu_plan(manifest(folder, "arch: [sm_90], device: h200", model)), across=True)
+def moved(folder: Path, store: Store, model: str, entry: str = "") -> tuple[EntryPlan, Json, Json]:
+    plan = replace(gpu_plan(manifest(folder, "arch: [sm_90], device: h200", model, entry=entry)), across=True)
     record = json.loads(json.dumps(export(source_job(plan, folder).payload, store)))
     return plan, record, json.loads(json.dumps(move(move_job(plan, record, folder).payload, store)))
 
@@ -431,6 +444,21 @@ def test_a_model_that_is_another_one_on_a_gpu_is_refused(
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch's own LSTM sets some while it is exported
+@pytest.mark.parametrize(
+    ("model", "entry", "layout"), [("plain", "", "any"), ("custom", "imports: [moved_models]", "contiguous")]
+)
+def test_layouts_that_a_cpus_kernels_take_are_not_let_in_for_those_of_a_gpu(
+    tmp_path: Path, store: Store, model: str, entry: str, layout: str
+) -> None:
+    """A custom operator has another kernel there, and the trace dropped the copy that eager makes for it."""
+    _, before, after = moved(tmp_path, store, model, entry)
+    here, there = [
+        [leaf.get("layout", "contiguous") for leaf in part["programs"][0]["guards"]["leaves"]]
+        for part in (before, after)
+    ]
+    assert (here, there) == (["any"], [layout])
+
+
 def test_recurrent_layers_are_refused_by_name(tmp_path: Path, store: Store) -> None:
     path = manifest(tmp_path, "arch: [sm_90], device: h200", "recurrent", entry="targets: [gpu]")
     (entry,) = make_plan(read_manifest(path, ["entries.e.points[0].dims.n=4"])).entries

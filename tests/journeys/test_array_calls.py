@@ -279,6 +279,48 @@ print(json.dumps([before, "torch" in sys.modules, type(y).__name__, y.shape, sta
     assert (status["hits"], status["misses_by_tier"]) == (0, {"program": 1})
 
 
+def test_hits_of_new_sizes_do_not_wait_for_an_import_of_torch(models: Path) -> None:
+    code = """
+import importlib.machinery
+
+entry = apr.load(bundle)["mlp"]
+entry(rows(2))
+begun, go, returned = [threading.Event() for _ in range(3)]
+
+class Slow:
+    def find_spec(self, name, *rest):
+        spec = importlib.machinery.PathFinder.find_spec(name, *rest) if name == "torch" else None
+        if spec is not None:
+            spec.loader.exec_module = self.wait
+        return spec
+
+    def wait(self, module):
+        begun.set()
+        go.wait(20)
+        raise ModuleNotFoundError("no torch here")
+
+def hits():
+    for count in (3, 5):
+        entry(rows(count))
+    returned.set()
+
+missing = threading.Thread(target=lambda: said.append(refused(entry, rows(100))))
+said = []
+sys.meta_path.insert(0, Slow())
+missing.start()
+begun.wait(20)
+threading.Thread(target=hits).start()
+in_time = returned.wait(10)
+go.set()
+missing.join()
+print(json.dumps([in_time, said[0], "torch" in sys.modules]))
+"""
+    in_time, said, imported = serve(models, code)
+    assert in_time
+    assert "cannot be imported: ModuleNotFoundError: no torch here" in said
+    assert not imported
+
+
 def test_strict_raises_a_guard_miss_without_torch(models: Path) -> None:
     code = """
 entry = apr.load(bundle, mode="strict")["mlp"]
@@ -369,6 +411,67 @@ print(json.dumps([said, bool(np.allclose(entry(x), wanted, atol=1e-5)), "torch" 
     said, right, imported = serve(array_cases(), code)
     assert said.startswith("WeightsError: down.weight and again.weight are one tied tensor")
     assert (right, imported) == (True, False)
+
+
+BACKWARDS = """
+def backwards(session):
+    weight = rows(4, 32)
+    session.update_weights({"second.weight": weight, "second.bias": np.zeros(4, np.float32)})
+    wanted = session["mlp"](rows(8))
+    turned = np.ascontiguousarray(weight[::-1, ::-1])[::-1, ::-1]
+    turned.flags.writeable = False
+    session.update_weights({"second.weight": turned})
+    session.update_weights({"second.bias": apr.Array(bytes(16), "float32")})
+    return bool((session["mlp"](rows(8)) == wanted).all())
+"""
+
+
+def test_weights_with_steps_backwards_are_replaced(models: Path) -> None:
+    code = """
+print(json.dumps([backwards(apr.load(bundle)), "torch" in sys.modules]))
+"""
+    assert serve(models, code, start=START + BACKWARDS) == [True, False]
+
+
+def test_torch_may_be_imported_elsewhere_while_calls_run_and_weights_are_replaced(models: Path) -> None:
+    code = """
+import time
+
+session = apr.load(bundle, mode="eager")
+entry, running = session["mlp"], session["running"]
+x, going, said = rows(8), True, set()
+sets = [{"second.bias": np.array([k, 0, 0, 0], np.float32)} for k in (0, 4)]
+
+def repeat(*works):
+    while going:
+        for work in works:
+            try:
+                work()
+            except Exception as error:
+                said.add(f"{type(error).__name__}: {error}")
+
+def fresh():
+    with apr.load(bundle, tensors="array") as other:
+        other["embed"](np.array([[1, 2, 3]]))
+
+threads = [
+    threading.Thread(target=repeat, args=works)
+    for works in (
+        [lambda: entry(x), lambda: running(rows(2, 4))],
+        [lambda: session.update_weights(sets[0]), lambda: session.update_weights(sets[1])],
+        [fresh],
+    )
+]
+[thread.start() for thread in threads]
+time.sleep(0.1)
+import torch
+entry(rows(100))  # a miss: torch's tensors lead from now on, between a check of weights and their replacement
+time.sleep(0.3)
+going = False
+[thread.join() for thread in threads]
+print(json.dumps([sorted(said), backwards(session)]))
+"""
+    assert serve(models, code, start=START + BACKWARDS) == [[], True]
 
 
 def test_threads_see_one_set_of_weights_whole_while_it_is_replaced(models: Path) -> None:

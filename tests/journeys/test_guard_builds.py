@@ -138,7 +138,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Result:
         ),
         pytest.param(
             "counts",
-            ["'n' is declared as a range, but the model works for 32 only", "give it one"],
+            ["'n' is declared as a range, but torch.export's trace holds for 32 only", "give it one"],
             id="a09-int-that-counts",
         ),
         pytest.param(
@@ -153,7 +153,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Result:
         ),
         pytest.param(
             "fixed",
-            ["'n' is declared as a range, but the model works for 8 only", "give it one size"],
+            ["'n' is declared as a range, but torch.export's trace holds for 8 only", "give it one size"],
             id="size-that-is-fixed",
         ),
     ],

@@ -18,6 +18,7 @@ import pytest
 
 from aotpack_runtime.arrays import read_argument
 from aotpack_runtime.format.tensor import Other, TensorMeta
+from aotpack_runtime.host_arrays import read_array
 from tests.support.dlpack import Exporter
 from tests.support.fake_cuda import Array
 
@@ -113,7 +114,8 @@ def test_an_address_is_taken_whole(address: int) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"data": None}, "TypeError"), ({"data": (None, False)}, "ValueError"), ({"data": ()}, "IndexError"), ({"typestr": ""}, "ValueError"),
+        ({"data": None}, "ValueError"), ({"data": (None, False)}, "ValueError"), ({"data": ()}, "IndexError"), ({"typestr": ""}, "ValueError"),
+        ({"data": b"\x40\x01"}, "ValueError"), ({"shape": (-1,)}, "ValueError"), ({"shape": (2.0,)}, "TypeError"), ({"strides": (4, 4)}, "ValueError"),
         ({"typestr": None}, "ValueError"), ({"typestr": "f4"}, "ValueError"), ({"typestr": "|V0", "strides": (0,)}, "ZeroDivisionError"),
         ({"shape": None}, "TypeError"), ({"shape": 5}, "TypeError"), ({"strides": 4}, "TypeError"), ({"strides": ("a",)}, "TypeError"),
     ],
@@ -239,6 +241,38 @@ def test_a_capsule_that_is_not_ours_to_read_is_told_and_given_back(name: bytes) 
 def test_what_is_no_capsule_is_told(device: Any, capsule: Any) -> None:
     fake = SimpleNamespace(__dlpack_device__=lambda: device, __dlpack__=lambda **how: capsule)
     assert problem(fake).startswith("an array that cannot be read (")
+
+
+@pytest.mark.parametrize(
+    ("said", "device", "words"),
+    [
+        pytest.param(
+            (8, 0), (8, 0), "it is on a device of DLPack's type 8, neither the host nor a GPU of CUDA", id="metal"
+        ),
+        pytest.param((10, 0), (10, 0), "it is on a device of DLPack's type 10", id="rocm"),
+        pytest.param((2, -1), (2, -1), "it is on device -1", id="no-number"),
+        pytest.param(
+            (2, 0), (1, 0), "it said that it is on cuda:0, and its capsule is on cpu", id="host-said-to-be-a-gpu"
+        ),
+        pytest.param(
+            (1, 0), (2, 0), "it said that it is on cpu, and its capsule is on cuda:0", id="gpu-said-to-be-the-host"
+        ),
+        pytest.param((2, 1), (2, 0), "it said that it is on cuda:1, and its capsule is on cuda:0", id="another-gpu"),
+    ],
+)
+@pytest.mark.parametrize("of_model", [False, True], ids=["kernel", "model"])
+def test_memory_of_another_device_than_is_said_is_not_read(
+    said: tuple[int, int],
+    device: tuple[int, int],
+    words: str,
+    of_model: bool,  # noqa: FBT001 - a row
+) -> None:
+    exporter = Exporter(P, device=device)
+    exporter.device = said
+    found = read_array(exporter) if of_model else None
+    reason = found.meta.odd if found is not None else problem(exporter)
+    assert words in reason
+    assert found is None or found.array is None
 
 
 def test_an_exporter_that_raises_is_told() -> None:

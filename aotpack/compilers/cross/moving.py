@@ -29,7 +29,7 @@ from aotpack.compilers.failures import first_line
 from aotpack.compilers.flat import Flat, Shape
 from aotpack.compilers.model import Model
 from aotpack.compilers.modules import import_modules, load_source
-from aotpack.compilers.programs import Program, operators_of, store_program
+from aotpack.compilers.programs import Program, custom_operators_of, operators_of, store_program
 from aotpack.compilers.shapes import LeafSpec, TensorLeaf
 from aotpack.compilers.sizes import distinct, flat_tensors
 from aotpack_runtime.errors import SourceError
@@ -67,15 +67,27 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
 def _moved(record: Json, exported: ExportedProgram, store: Store) -> Json:
     exported = on_fake_gpu(exported)
     leaves = tuple(placed_leaf(parse_leaf(leaf), "cuda") for leaf in record["leaves"])
+    guards = placed(parse_guards(record["guards"]), "cuda")
     program = Program(
         exported=exported,
-        guards=placed(parse_guards(record["guards"]), "cuda"),
+        guards=_as_traced(guards, leaves) if any(custom_operators_of(exported)) else guards,
         outputs=parse_outputs(record["outputs"]),
         compiled_outputs=parse_outputs(record["compiled_outputs"]),
         shape=Shape((), tuple("*" for _ in leaves), leaves),
         examples=tuple(tuple(tuple(e) if isinstance(e, list) else e for e in item) for item in record["examples"]),
     )
     return {**store_program(program, record["tied"], store), "origin": record["file"]}
+
+
+def _as_traced(guards: Guards, leaves: Sequence[LeafSpec]) -> Guards:
+    """`guards` for arguments as they lay when the program was traced: other layouts were tried with a CPU's kernels
+    of custom operators, and a trace drops `x.contiguous()`."""
+    traced = {leaf.path: leaf.layout for leaf in leaves if isinstance(leaf, TensorLeaf)}
+    kept = [
+        replace(leaf, layout=traced[leaf.path]) if isinstance(leaf, TensorGuard) and leaf.layout == "any" else leaf
+        for leaf in guards.leaves
+    ]
+    return replace(guards, leaves=tuple(kept))
 
 
 def placed(guards: Guards, device: str) -> Guards:

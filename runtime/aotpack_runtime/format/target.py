@@ -94,6 +94,8 @@ def _needs_cpu(value: str, machine: Machine) -> str | None:
     missing = cpu_flags(value) - machine.cpu_flags
     if not missing:
         return None
+    if not machine.cpu_flags:
+        return f"built for CPU {value}, and /proc/cpuinfo does not say what this one is"
     return f"built for CPU {value}, this host lacks {' '.join(sorted(missing))}"
 
 

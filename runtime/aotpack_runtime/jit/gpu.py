@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
+
+from aotpack_runtime.imported import imported
 
 
 def is_capturing() -> bool:
     """Is this thread's CUDA stream being captured into a graph? torch is asked only where it has begun with CUDA."""
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     if torch is None or not torch.cuda.is_initialized():
         return False
     return bool(torch.cuda.is_current_stream_capturing())
@@ -29,7 +30,7 @@ def visible(device: str) -> dict[str, str]:
 def free_bytes(device: str) -> int | None:
     """Memory of the device that nobody has taken, torch's cache in this process included; None where torch is not in
     use, or does not say."""
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     if torch is None or not torch.cuda.is_available():
         return None
     try:

@@ -103,8 +103,8 @@ class ArrayWeights:
         Two buffers a weight take turns, as in `TorchWeights`.
         """
         with self.state_lock or nullcontext(), self.lock:
-            if self._torch is not None:
-                self._torch.replace(values)
+            if self._torch is not None:  # perhaps since they were checked
+                self._torch.replace({key: _to_torch(value) for key, value in values.items()})
                 return
             self.synchronize()
             for key, array in values.items():
@@ -263,9 +263,8 @@ def _as_stored(array: Array, ref: WeightRef) -> Array:
     if ref.order is not None:
         shape, strides = [tuple(part[axis] for axis in ref.order) for part in (array.shape, array.strides)]
         array = Array.over(array.address, array.dtype, shape, strides, array)
-    if array.is_contiguous():
-        return array
-    return open_libtorch().to_host(array)
+    array = array.forwards()
+    return array if array.is_contiguous() else open_libtorch().to_host(array)
 
 
 def _to_torch(value: Any) -> Any:
@@ -274,4 +273,8 @@ def _to_torch(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value
     found = read_array(value)
-    return value if found is None or found.array is None else torch.from_dlpack(found.array)  # type: ignore[attr-defined]
+    if found is None or found.array is None:
+        return value
+    array = found.array.forwards()
+    readable = Array.over(array.address, array.dtype, array.shape, array.strides, array, device=array.device)
+    return torch.from_dlpack(readable)  # type: ignore[attr-defined] # it is read, whether or not it may be written

@@ -36,11 +36,13 @@ class Crossing:
         if array is None:
             raise CallError(f"an array that {found.meta.odd} cannot be taken over to torch")
         backwards = min(array.strides, default=0) < 0
+        if backwards and array.device != "cpu":
+            raise CallError(f"an array on {array.device} has steps backwards", hint="pass a copy of it")
         if array.read_only or backwards:
             if self._is_written(leaf):
                 what = "has steps backwards" if backwards else "is read-only"
                 raise CallError(f"an argument that the model writes {what}", hint="pass a copy of it")
-            array = array.copy() if backwards else array.twin()
+            array = array.forwards() if backwards else array.twin()
         tensor = torch.from_dlpack(array)  # type: ignore[attr-defined]
         self._own[id(tensor)] = leaf
         self._there[id(leaf)] = tensor

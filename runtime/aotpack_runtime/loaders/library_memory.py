@@ -42,7 +42,7 @@ def write(target: Array, source: Array) -> None:
     library = open_libtorch()
     handles: list[int] = []
     try:
-        for array in (target, source):
+        for array in (target, source.forwards()):
             strides = tuple(step // ITEMSIZE_BYTES[array.dtype] for step in array.strides)
             steps = row_major(array.shape, strides)
             handles.append(library.over(array.address, array.dtype, array.shape, steps, array.device))
