@@ -76,7 +76,9 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
             noted_lowering(lowered),
         ):
             moved = on_fake_gpu(exported)
-            library, others = package(moved, variant, job["inductor"], job["cpu"], folder)
+            library, others = package(
+                moved, variant, job["inductor"], job["cpu"], folder, store=store, among=job.get("among")
+            )
         facts, archs = needs_of_library(library), archs_inside(library)
         _require_of(archs, job)
         narrowed = narrowed_guards(moved, leaves, guards, dims, variant)
