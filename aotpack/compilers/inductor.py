@@ -74,6 +74,7 @@ def package(
     with ExitStack() as stack:
         for patch in _patches(cpu, folder):
             stack.enter_context(patch)
+        stack.enter_context(_headers_looked_at_once())
         stack.enter_context(raising_kernels())
         if shared:
             stack.enter_context(shared_interface(store))
@@ -97,6 +98,26 @@ def package(
     beside = [folder / f"{stem}.json"] if (folder / f"{stem}.json").exists() else []
     return folder / libraries[0], beside
 
+
+@contextmanager
+def _headers_looked_at_once() -> Iterator[None]:
+    """torch preprocesses its headers before each compile to see whether they are the same; they are, in one process."""
+    from torch._inductor import codecache
+
+    make = codecache._precompile_header
+
+    def header(name: str, command: str, **options: Any) -> str:
+        level = torch._inductor.config.aot_inductor.compile_wrapper_opt_level  # which `command` leaves out
+        key = repr((name, command, level, sorted(options.items())))
+        if not os.path.exists(f"{_headers.get(key)}.gch"):
+            _headers[key] = make(name, command, **options)
+        return _headers[key]
+
+    with mock.patch.object(codecache, "_precompile_header", header):
+        yield
+
+
+_headers: dict[str, str] = {}
 
 ALONE = 3
 """So many compiles do all by themselves. What is made once for all that follow, precompiled headers and the interface,
