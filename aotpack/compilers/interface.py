@@ -100,7 +100,8 @@ def _key(text: str, words: Sequence[str], source: Path) -> str:
     asked = (text, *plain)
     if asked not in _keys:
         read = _run([*plain, "-E", "-P", str(source)], source.parent)
-        flags = [word for word in plain if word.startswith("-") and word[:2] not in ("-D", "-I")]
+        seen = ("-D", "-I", "-ffile-prefix-map=")  # in the text already
+        flags = [word for word in plain if word.startswith("-") and not word.startswith(seen)]
         parts = {"text": hashlib.sha256(read).hexdigest(), "flags": flags, "cxx": compiler_version()}
         _keys[asked] = fingerprint(parts)
     return _keys[asked]

@@ -80,6 +80,7 @@ def test_its_object_is_made_once_for_the_same_text_and_flags(tmp_path: Path, mon
     assert compiles.count() == 1
     made("-O1", "-march=x86-64-v3")
     made("-O1", "-march=x86-64-v3", "-D", "MACRO", "-I/elsewhere", "-include", "/made/header.h")
+    made("-O1", "-march=x86-64-v3", "-ffile-prefix-map=/proc/7/fd/3/build=/aotpack")
     assert compiles.count() == 1, "macros, folders and precompiled headers are in the text"
     made("-O2", "-march=x86-64-v3")
     made("-O1", "-march=x86-64-v4")
