@@ -196,7 +196,8 @@ class _Builder:
         if exported:
             most = sum(len(entry.variants) for entry in exported)
             apart = all(entry.across for entry in exported)
-            workers.warm_up(torch_jobs.warm_up_job(exported[0]), busy=len(new), most=most, apart=apart)
+            job = torch_jobs.warm_up_job(exported[0], most + self.store.count_records("aoti"))
+            workers.warm_up(job, busy=len(new), most=most, apart=apart)
 
     def _with_text(self, record: Json) -> Json:
         """A record of a kernel's source with its text, and the files that it is read from, as files of the store."""

@@ -133,10 +133,11 @@ class Runner:
         return self._running.pop(job.key, None)
 
     def _start(self, job: Job, workers: Workers, among: int, then: Then | None) -> Future[Json]:
+        work = {**job.in_a_worker(), "among": self.store.count_records(job.kind) + among}
         if then is not None and job.fresh and job.apart:
-            future = workers.submit_both(job.in_a_worker(), partial(self._after, job, then), among=among)
+            future = workers.submit_both(work, partial(self._after, job, then), among=among)
         else:
-            future = workers.submit(job.in_a_worker(), fresh=job.fresh, apart=job.apart, among=among)
+            future = workers.submit(work, fresh=job.fresh, apart=job.apart, among=among)
         return self._watched(future, job.kind, job.name)
 
     def _after(self, job: Job, then: Then, record: Json, future: Future[Json]) -> Mapping[str, Json] | None:

@@ -31,9 +31,6 @@ from aotpack_runtime.store import Store
 from aotpack_runtime.torch_entry import TorchEntry
 
 Json = Any
-SELECTED = {"aot_inductor.precompile_headers": False}
-"""Of Inductor: headers precompiled for one variant cost more than they save (23 CPU seconds with them, 14 without; the
-`mlp` of the tests, torch 2.13, two busy cores), and kept for the next one a killed compile would leave half of them."""
 TIMED_S, TIMED_CALLS = 0.5, 20
 
 
@@ -91,7 +88,7 @@ def _job(
         },
         "dims": job["dims"],
         "fills": entry.record.fills,
-        "inductor": {**program.recipe.options, **SELECTED},
+        "inductor": program.recipe.options,
         "folder": str(Path(job["bundle"])),
         "imports": entry.record.imports,
         **job["target"],

@@ -37,10 +37,10 @@ def source_job(entry: EntryPlan, folder: Path) -> Job:
     )  # fmt: skip
 
 
-def warm_up_job(entry: EntryPlan) -> dict[str, Json]:
-    """What gets a worker ready to compile variants of the entry."""
+def warm_up_job(entry: EntryPlan, among: int) -> dict[str, Json]:
+    """What gets a worker ready to compile variants of the entry, `among` so many that the store has seen then."""
     own = {"inductor": entry.compile["inductor"], "cpu": _host(entry), "device": entry.device}
-    return {"kind": "aoti_warm", "variant": "warm-up", **own}
+    return {"kind": "aoti_warm", "variant": "warm-up", "among": among, **own}
 
 
 def _host(entry: EntryPlan) -> dict[str, Json]:

@@ -16,10 +16,12 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
+from aotpack.forked import run_forked
 from aotpack_runtime.errors import AotpackError
 from aotpack_runtime.store import Store
 
@@ -49,11 +51,16 @@ def main(root: str) -> NoReturn:
     jobs: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_read, args=(jobs,), daemon=True).start()
     while True:
-        answer = run(json.loads(jobs.get()), store)
+        job = json.loads(jobs.get())
+        answer = _forked(job, store) if job.get("forked") else run(job, store)
         last = "error" in answer and _gpu_is_lost()
         print(json.dumps({**answer, "last": last}), file=results, flush=True)
         if last:
             os._exit(1)
+
+
+def _forked(job: dict[str, Any], store: Store) -> Mapping[str, Any]:
+    return run_forked(JOBS[job["kind"]].partition(":")[0], lambda: run(job, store))
 
 
 def opened(root: str) -> Store:

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from aotpack_runtime import errors
 from aotpack_runtime.errors import AotpackError, CompileError
+from aotpack_runtime.machine import this_machine
 from aotpack_runtime.store import Store
 
 Json = Any
@@ -28,6 +29,9 @@ Then = Callable[[Json, Future[Json]], Mapping[str, Json] | None]
 
 class Workers:
     """`count` processes, started when they are first needed and reused for jobs of any kind.
+
+    A job that is to be `fresh` is run in a child of one that has done nothing else; where there is a GPU, whose driver
+    bears no fork, and after other jobs, in a new process.
 
     `submit` gives a future of the job's result; it raises what the job raised, or CompileError when its process died.
     """
@@ -103,8 +107,16 @@ class Workers:
             self._run(job, fresh=False, apart=apart)
 
     def _run(self, job: Mapping[str, Json], *, fresh: bool, apart: bool, threads: int = 1) -> Json:
-        with self._process(fresh=fresh, apart=apart, threads=threads) as process:
-            return process.run(job)
+        forked = fresh and self._may_fork(apart=apart)
+        with self._process(fresh=fresh and not forked, apart=apart, threads=threads) as process:
+            process.clean &= forked
+            return process.run({**job, "forked": forked})
+
+    def _may_fork(self, *, apart: bool) -> bool:
+        """May a fresh job of this thread be done in a child of its process? Not where jobs may have asked the driver of
+        a GPU, which does not bear it, or have left anything else."""
+        process: _Process | None = getattr(self._local, "process", None)
+        return (apart or this_machine().gpu is None) and (process is None or process.clean)
 
     @contextlib.contextmanager
     def _process(self, *, fresh: bool, apart: bool, threads: int) -> Iterator[_Process]:
@@ -142,7 +154,7 @@ class _Process:
     """One worker with its pipes and its log."""
 
     def __init__(self, store: Store, *, apart: bool, threads: int) -> None:
-        self.apart = apart
+        self.apart, self.clean = apart, True
         scratch = store.root / "build" / "tmp"  # one place for all jobs: torch keeps precompiled headers in TMPDIR
         scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by stop()
@@ -169,8 +181,10 @@ class _Process:
             line = ""
         name = str(job.get("variant") or job.get("entry"))
         if not line:
-            raise CompileError(name, f"its process died: {self._death()}", log=self._log_since(start))
+            raise CompileError(name, f"its process died: {_death(self._process.wait())}", log=self._log_since(start))
         answer = json.loads(line)
+        if "died" in answer:
+            raise CompileError(name, f"its process died: {_death(answer['died'])}", log=self._log_since(start))
         if answer.get("last"):
             self._process.wait()
         if "error" in answer:
@@ -187,12 +201,6 @@ class _Process:
                 with contextlib.suppress(OSError):
                     pipe.close()
 
-    def _death(self) -> str:
-        status = self._process.wait()
-        if status < 0:
-            return f"killed by {signal.Signals(-status).name}"
-        return f"exit status {status}"
-
     def _log_position(self) -> int:
         return os.fstat(self._log.fileno()).st_size
 
@@ -200,6 +208,10 @@ class _Process:
         size = os.fstat(self._log.fileno()).st_size
         start = max(start, size - LOG_TAIL_CHARACTERS)
         return os.pread(self._log.fileno(), size - start, start).decode(errors="replace")
+
+
+def _death(status: int) -> str:
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 
 def _rebuilt(record: Mapping[str, str], name: str, log: str) -> AotpackError:

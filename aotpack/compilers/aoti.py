@@ -21,7 +21,7 @@ from aotpack.compilers.attention import Attentions, attention_for
 from aotpack.compilers.cubin import archs_inside
 from aotpack.compilers.failures import export_error, quiet_export
 from aotpack.compilers.flat import PREFIX, Shape
-from aotpack.compilers.inductor import build_folder, package, precompile_headers
+from aotpack.compilers.inductor import ALONE, build_folder, package, precompile_headers
 from aotpack.compilers.modules import import_modules
 from aotpack.compilers.shapes import IntLeaf, LeafSpec, TensorLeaf, ValueLeaf, guards_of
 from aotpack.compilers.sizes import Dims, inside, trace_inputs, traced
@@ -55,9 +55,15 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     named = (
         attention_for(torch.cuda.get_device_properties(), attentions, variant) if attentions.named else nullcontext()
     )
+    among = job.get("among")  # a miss has none: its store ends with it
+    # Libraries for a GPU are whole: what they are made of was proven and timed so.
+    shared = store if job["device"] == "cpu" and among is not None else None
+    headers = among is not None and among > ALONE
     with build_folder(store, job["key"]) as folder:
         with named:
-            library, others = package(exported, variant, job["inductor"], job["cpu"], folder)
+            library, others = package(
+                exported, variant, job["inductor"], job["cpu"], folder, shared=shared, headers=headers
+            )
         facts, archs = needs_of_library(library), archs_inside(library)
         if "libstdc++.so.6" not in facts["needed"].split():
             raise CompileError(
@@ -99,12 +105,12 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
 
 
 def warm_up(job: Mapping[str, Json], store: Store) -> Json:
-    """Import what compiling imports, and have headers precompiled for the job's options: some ten seconds of CPU that
-    the first variants need not wait for (torch 2.13; a whole compile, however small, takes twice as long)."""
+    """Import what compiling imports, and where there is enough to compile have that made which all compiles share: some
+    ten seconds of CPU that the first variants need not wait for (torch 2.13)."""
     tiny = torch.export.export(torch.nn.Softmax(-1), (torch.zeros(2, 8),))
-    if job["device"] == "cpu":
+    if job["device"] == "cpu" and job["among"] > ALONE:
         with build_folder(store, f"warm-up-{os.getpid()}") as folder, torch.no_grad():
-            precompile_headers(tiny, job["inductor"], job["cpu"], folder)
+            precompile_headers(tiny, job["inductor"], job["cpu"], folder, store)
     return {}
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
+import torch.export._trace  # what torch imports as it exports: here it is done before a process is forked for it
 
 from aotpack.compilers.failures import SPLIT, export_error, first_line, quiet_export, require_tensors
 from aotpack.compilers.flat import Flat, Shape, outputs_of

@@ -65,6 +65,10 @@ class Store:
             return None
         return found["value"]
 
+    def count_records(self, kind: str) -> int:
+        """How many records of this kind there are."""
+        return sum(1 for _ in (self.root / "records" / kind).glob("*.json"))
+
     def _record(self, kind: str, key: str) -> Path:
         return self.root / "records" / kind / f"{key}.json"
 

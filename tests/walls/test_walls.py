@@ -115,6 +115,19 @@ def test_importing_the_runtime_imports_nothing_heavy(repo: Path) -> None:
     assert packages.isdisjoint(SLOW), "each of these takes milliseconds of a server's start"
 
 
+def test_workers_and_commands_that_look_at_bundles_import_no_room_of_manifests(repo: Path) -> None:
+    code = "import json, sys, aotpack.worker, aotpack.cli; print(json.dumps(sorted(sys.modules)))"
+    found = set(json.loads(python(code, repo)))
+    assert "aotpack.cli.inspect" in found
+    assert found.isdisjoint({"aotpack.build", "aotpack.manifest", "aotpack.plan", "pydantic", "yaml"})
+
+
+def test_build_is_the_function_whoever_has_imported_its_module(repo: Path) -> None:
+    for first in ("import aotpack.build", "from aotpack.build import Store", "import aotpack.prove", "pass"):
+        code = f"{first}\nfrom aotpack import *\nimport aotpack\nprint(aotpack.build is build, build.__module__, make_plan.__name__)"
+        assert python(code, repo) == "True aotpack.build make_plan\n"
+
+
 # ------------------------------------------------------------------------------------------------ what it costs
 
 

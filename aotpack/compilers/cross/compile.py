@@ -34,7 +34,7 @@ from aotpack.compilers.cross.moving import placed, placed_leaf
 from aotpack.compilers.cross.pretend import pretended
 from aotpack.compilers.cross.program import on_fake_gpu
 from aotpack.compilers.cubin import archs_inside
-from aotpack.compilers.inductor import build_folder, package
+from aotpack.compilers.inductor import ALONE, build_folder, package
 from aotpack.compilers.modules import import_modules
 from aotpack.compilers.sizes import Dims
 from aotpack.compilers.toolchain import needs_of_library
@@ -76,7 +76,8 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
             noted_lowering(lowered),
         ):
             moved = on_fake_gpu(exported)
-            library, others = package(moved, variant, job["inductor"], job["cpu"], folder)
+            headers = job.get("among", 0) > ALONE
+            library, others = package(moved, variant, job["inductor"], job["cpu"], folder, headers=headers)
         facts, archs = needs_of_library(library), archs_inside(library)
         _require_of(archs, job)
         narrowed = narrowed_guards(moved, leaves, guards, dims, variant)
