@@ -124,8 +124,8 @@ def _headers_looked_at_once() -> Iterator[None]:
 _headers: dict[str, str] = {}
 
 ALONE = 3
-"""For so many compiles no headers are precompiled. That and the interface that all share take 16 CPU seconds, and save 6
-of 8 for each variant (g++ alone, the `mlp` of the tests, torch 2.13)."""
+"""For so many compiles no headers are precompiled. They and the interface that all share take 16 CPU seconds, and save
+6 of 8 for each variant (g++ alone, the `mlp` of the tests, torch 2.13)."""
 
 
 class _EnoughError(Exception):

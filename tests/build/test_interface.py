@@ -114,7 +114,7 @@ import torch
 
 def build():
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.GELU())
+    return torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.GELU()).eval()
 """
 MANIFEST = """
 schema: aotpack.manifest/v1
