@@ -443,7 +443,6 @@ def test_a_model_that_is_another_one_on_a_gpu_is_refused(
     assert "build this target on a GPU" in str(caught.value.hint)
 
 
-@pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch's own LSTM sets some while it is exported
 @pytest.mark.parametrize(
     ("model", "entry", "layout"), [("plain", "", "any"), ("custom", "imports: [moved_models]", "contiguous")]
 )
@@ -459,6 +458,7 @@ def test_layouts_that_a_cpus_kernels_take_are_not_let_in_for_those_of_a_gpu(
     assert (here, there) == (["any"], [layout])
 
 
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch's own LSTM sets some while it is exported
 def test_recurrent_layers_are_refused_by_name(tmp_path: Path, store: Store) -> None:
     path = manifest(tmp_path, "arch: [sm_90], device: h200", "recurrent", entry="targets: [gpu]")
     (entry,) = make_plan(read_manifest(path, ["entries.e.points[0].dims.n=4"])).entries
