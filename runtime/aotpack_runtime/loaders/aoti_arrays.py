@@ -23,7 +23,7 @@ from aotpack_runtime.format.output import OutputLeaf, Result, View
 from aotpack_runtime.format.tensor import ITEMSIZE_BYTES, Leaf, TensorMeta
 from aotpack_runtime.loaders.array_weights import ArrayWeights
 from aotpack_runtime.loaders.library_memory import memory_type, span_bytes
-from aotpack_runtime.loaders.libtorch import Libtorch, int64s, open_libtorch, row_major
+from aotpack_runtime.loaders.libtorch import WHOLE_LIBRARY, Libtorch, int64s, open_libtorch, row_major
 from aotpack_runtime.loaders.model_container import RUN, RUN_SINGLE_THREADED, ModelContainer
 from aotpack_runtime.streams import said_stream
 
@@ -51,7 +51,13 @@ class ArrayExecutable:
         self.kind, self.index = kind, int(index or 0)
         run_name = RUN if kind == "cpu" else RUN_SINGLE_THREADED
         with self._on_its_gpu():  # a container leaves its device as the current one
-            self.container = ModelContainer(path, variant.id, concurrency, device=weights.device, run_name=run_name)
+            try:
+                self.container = ModelContainer(path, variant.id, concurrency, device=weights.device, run_name=run_name)
+            except ArtifactError as error:
+                if WHOLE_LIBRARY not in str(error):
+                    raise
+                self.library.open_whole()
+                self.container = ModelContainer(path, variant.id, concurrency, device=weights.device, run_name=run_name)
         self._turn = threading.Lock()
         several = kind == "cuda" and self.library.gpu_count() > 1
         in_turn = self._in_turn_on_its_gpu if several else self._in_turn

@@ -26,7 +26,7 @@ GATE = ((2, 11), (2, 15))
 
 CPU_LIBRARY, CUDA_LIBRARY = "libtorch_cpu.so", "libtorch_cuda.so"
 WHOLE_LIBRARY = "libtorch.so"
-"""Empty but for what it needs; packages for CUDA name it."""
+"""Empty but for what it needs."""
 
 NAME = "libtorch"
 
@@ -102,9 +102,13 @@ class Libtorch:
             if self._cuda is None:
                 cuda = _open(os.path.join(self.folder, CUDA_LIBRARY))
                 _declare(cuda, _CUDA_DECLARED, self.version)
-                _open(os.path.join(self.folder, WHOLE_LIBRARY))
                 self._cuda = cuda
+                self.open_whole()
         return self._cuda
+
+    def open_whole(self) -> None:
+        """The library that packages for CUDA name, and those for a CPU that a CUDA build of torch compiled."""
+        _open(os.path.join(self.folder, WHOLE_LIBRARY))
 
     def check(self, status: int, what: str) -> None:
         """ArtifactError with the library's own last words when a call gave another status than 0."""
