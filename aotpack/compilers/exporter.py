@@ -7,7 +7,6 @@ of its own.
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -132,20 +131,18 @@ class Exporter:
     def _small_sizes(
         self, absent: tuple[str, ...], variants: Sequence[Json], family: Sequence[Program]
     ) -> Iterator[Program]:
-        """Programs for declared sizes 0 and 1 that no program of the family reaches, where the model takes them."""
+        """Programs for small declared sizes that no program of the family reaches, where the model takes them: torch
+        tells 0 and 1 apart, of every size that it computes from others too (2, where a model goes on with one less)."""
         shape = self.shape(absent)
         for variant in variants:
-            dims = {name: tuple(bounds) for name, bounds in variant["dims"].items()}
-            for name, size in itertools.product(dims, (1, 0)):
-                low, high, _ = dims[name]
-                fixed: Dims = {**dims, name: (size, size, size)}
-                inside = low <= size and (high is None or size <= high) and low != high
-                if not inside or any(reaches(program, shape, fixed) for program in family):
-                    continue
-                try:
-                    yield self._exact(absent, fixed, f"{variant['id']} with {name} = {size}")
-                except CompileError as error:
-                    log.info("%s", error)
+            dims: Dims = {name: tuple(bounds) for name, bounds in variant["dims"].items()}
+            for name in dims:
+                for size in _small_unreached(family, shape, dims, name):
+                    try:
+                        fixed: Dims = {**dims, name: (size, size, size)}
+                        yield self._exact(absent, fixed, f"{variant['id']} with {name} = {size}")
+                    except CompileError as error:
+                        log.info("%s", error)
 
     def _export(self, shape: Shape, sizes: Mapping[str, int], dynamic: Sequence[Any]) -> Program:
         flat = Flat(self._model.module, shape, self._job["outputs"])
@@ -191,6 +188,25 @@ class Exporter:
                     f"the model treats the sizes of {declared[place]!r} apart: this part of it needs {place} {found}",
                     hint=SPLIT,
                 )
+
+
+SMALL, MOST_BESIDE = 10, 2
+"""Sizes from 2 on that are looked at, and how many may be left out: more are steps, or parts of the model."""
+
+
+def _small_unreached(family: Sequence[Program], shape: Shape, dims: Dims, name: str) -> list[int]:
+    """Small sizes of a range that no program of the family reaches: 0, 1, and a few beside."""
+    low, high, _ = dims[name]
+    if low == high:
+        return []
+    last = SMALL if high is None else min(SMALL, high)
+    sizes = [
+        size
+        for size in range(low, last + 1)
+        if not any(reaches(program, shape, {**dims, name: (size, size, size)}) for program in family)
+    ]
+    beside = [size for size in sizes if size > 1]
+    return [size for size in sizes if size <= 1 or len(beside) <= MOST_BESIDE]
 
 
 def _input(record: Json, path: str, leaves: list[LeafSpec], device: str) -> Tree:

@@ -54,7 +54,8 @@ class Array:
         seen = memoryview(buffer)
         if not seen.c_contiguous:
             raise ValueError("the buffer is not row-major; take a copy of it that is")
-        view = seen.cast("B") if seen.nbytes else memoryview(b"")  # Python casts none with a size of 0
+        nothing = memoryview(b"" if seen.readonly else bytearray())
+        view = seen.cast("B") if seen.nbytes else nothing  # Python casts none with a size of 0
         sizes = (view.nbytes // ITEMSIZE_BYTES[dtype],) if shape is None else tuple(int(size) for size in shape)
         wanted = ITEMSIZE_BYTES[dtype]
         for size in sizes:

@@ -166,7 +166,7 @@ def test_a17_a_variant_beyond_the_host_is_passed_over_for_one_that_fits(
 ) -> None:
     """On a CPU that has all of AVX-512 by fiat; where it has not, only what is safe to run is run."""
     v4 = cpu_flags("x86-64-v4")
-    flags = frozenset() if lost == "*" else (host.cpu_flags | v4) - set(lost.split())
+    flags = frozenset({"fpu"}) if lost == "*" else (host.cpu_flags | v4) - set(lost.split())
     if tier == WIDE and not v4 <= host.cpu_flags:
         pytest.skip("this CPU lacks AVX-512")
     with apr.load(bundle, mode="eager", source="never", machine=replace(host, cpu_flags=flags)) as session:

@@ -47,7 +47,6 @@ class ArrayWeights:
         self._followed: dict[str, int] = {}
         self._tensors: dict[str, _Tensor] = {}
         self._current: dict[str, Array] = {}
-        self._bases: dict[tuple[int, str], _Tensor] = {}
         for ref in weight_set.weights.values():
             if file is not None and ref.tensor not in self._current:
                 stored = _array_of(file[ref.tensor])
@@ -67,7 +66,8 @@ class ArrayWeights:
 
     def tensors(self, names: Mapping[str, str]) -> dict[str, _Tensor]:
         """Constant -> the tensor that is its weight now; what is returned keeps the handles valid."""
-        return {constant: self._tensor(weight) for constant, weight in names.items()}
+        bases: dict[tuple[int, str], _Tensor] = {}
+        return {constant: self._tensor(weight, bases) for constant, weight in names.items()}
 
     def check(self, new: Mapping[str, Any]) -> Any:
         """The values that `new` would give each stored tensor, by its key; WeightsError when it cannot be."""
@@ -150,7 +150,7 @@ class ArrayWeights:
             self._torch.close()
         with self.lock:
             self._binds.clear()
-            self._tensors, self._bases, self._current, self._retired = {}, {}, Gone(), {}
+            self._tensors, self._current, self._retired = {}, Gone(), {}
 
     # -----------------------------------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class ArrayWeights:
         stored = self._current[ref.tensor]
         return stored.dtype, tuple(stored.shape[axis] for axis in _back(ref, len(stored.shape)))
 
-    def _tensor(self, name: str) -> _Tensor:
+    def _tensor(self, name: str, bases: dict[tuple[int, str], _Tensor]) -> _Tensor:
         known = self._tensors.get(name)
         if known is None:
             ref = self.set.weights[name]
@@ -168,22 +168,8 @@ class ArrayWeights:
             dense = contiguous_strides(stored.shape)
             axes = _back(ref, len(stored.shape))
             shape, strides = [tuple(part[axis] for axis in axes) for part in (stored.shape, dense)]
-            known = self._tensors[name] = _Tensor(stored, shape, strides, self._base(stored))
+            known = self._tensors[name] = _Tensor(stored, shape, strides, _base_of(stored, bases))
         return known
-
-    def _base(self, stored: Array) -> _Tensor | None:
-        """All of the memory of weights that went to the device together, as a tensor; None for memory of their own."""
-        memory = stored.owner
-        if not isinstance(memory, DeviceMemory):
-            return None
-        key = (memory.address, stored.dtype)
-        if key not in self._bases:
-            count = memory.size_bytes // ITEMSIZE_BYTES[stored.dtype]
-            whole = Array.over(
-                memory.address, stored.dtype, (count,), (ITEMSIZE_BYTES[stored.dtype],), memory, device=stored.device
-            )
-            self._bases[key] = _Tensor(whole, (count,), (1,))
-        return self._bases[key]
 
     def _rebind(self, keys: Mapping[str, object]) -> None:
         changed = [
@@ -243,6 +229,21 @@ class _Tensor:
     def __del__(self) -> None:
         if getattr(self, "handle", 0):
             self._library.delete(self.handle)
+
+
+def _base_of(stored: Array, known: dict[tuple[int, str], _Tensor]) -> _Tensor | None:
+    """All of the memory of weights that went to the device together, as a tensor, to be let go of before them; None for
+    memory of their own."""
+    memory = stored.owner
+    if not isinstance(memory, DeviceMemory) or not stored.size:
+        return None
+    key = (memory.address, stored.dtype)
+    if key not in known:
+        itemsize = ITEMSIZE_BYTES[stored.dtype]
+        count = memory.size_bytes // itemsize
+        whole = Array.over(memory.address, stored.dtype, (count,), (itemsize,), memory, device=stored.device)
+        known[key] = _Tensor(whole, (count,), (1,))
+    return known[key]
 
 
 def _back(ref: WeightRef, rank: int) -> list[int]:
