@@ -73,7 +73,12 @@ class Workers:
         future of the first."""
         threads = max(1, len(os.sched_getaffinity(0)) // max(1, min(self._count, among)))
         first: Future[Json] = Future()
-        self._pool.submit(self._run_both, job, then, first, threads)
+
+        def ended(task: Future[None]) -> None:
+            if task.cancelled():  # the pool was closed before it began, and somebody may wait
+                first.cancel()
+
+        self._pool.submit(self._run_both, job, then, first, threads).add_done_callback(ended)
         return first
 
     def _run_both(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,43 @@ def test_a_fresh_job_ends_with_the_process_that_forked_it(workers: Workers) -> N
     while Path(f"/proc/{child[0]}").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not Path(f"/proc/{child[0]}").exists()
+
+
+def test_a_job_and_the_one_after_it_are_one_process_s(workers: Workers) -> None:
+    after: list[Future[Any]] = []
+
+    def then(result: Any, future: Future[Any]) -> Any:
+        after.append(future)
+        return {"kind": "tell", "entry": "e"}
+
+    first = workers.submit_both({"kind": "tell", "entry": "e", "word": "kept"}, then).result(60)
+    second = after[0].result(60)
+    assert (second["pid"], second["kept"]) == (first["pid"], "kept")
+    assert told(workers)["pid"] != first["pid"]
+
+
+@pytest.mark.parametrize("ends", ["crash", "exit"])
+def test_who_waits_for_either_of_two_jobs_is_told_that_their_process_died(workers: Workers, ends: str) -> None:
+    after: list[Future[Any]] = []
+    with pytest.raises(CompileError, match="its process died"):
+        workers.submit_both({"kind": "tell", "entry": "e", "ends": ends}, lambda result, future: None).result(60)
+
+    def then(result: Any, future: Future[Any]) -> Any:
+        after.append(future)
+        return {"kind": "tell", "entry": "e", "ends": ends}
+
+    workers.submit_both({"kind": "tell", "entry": "e"}, then).result(60)
+    with pytest.raises(CompileError, match="its process died"):
+        after[0].result(60)
+
+
+def test_who_waits_for_two_jobs_that_never_began_is_told_so(workers: Workers) -> None:
+    """The pool is closed by whoever owns it: `prove` builds in threads that share one."""
+    with workers:
+        workers.submit({"kind": "tell", "entry": "e", "ends": "sleep"})
+        waiting = workers.submit_both({"kind": "tell", "entry": "e"}, lambda result, future: None)
+    with pytest.raises(CancelledError):
+        waiting.result(10)
 
 
 def test_where_there_is_a_gpu_a_fresh_job_has_a_process_that_was_never_forked(
