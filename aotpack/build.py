@@ -7,7 +7,6 @@ An unchanged rebuild finds every record and imports neither torch nor the model.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import tempfile
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from aotpack.kernel_plan import KernelPlan
 from aotpack.manifest_model import Manifest
 from aotpack.pack import check_replaceable, index_digest, is_current, merge_weights, publish, stage, staging
 from aotpack.plan import EntryPlan, Plan, make_plan
+from aotpack.requires import check_requires
 from aotpack.revisions import VERIFY_REVISION
 from aotpack.ways import impossible, on_its_way
 from aotpack.workers import Workers
@@ -95,30 +95,6 @@ def default_jobs(manifest: Manifest) -> int:
     if not wanted.isdecimal() or int(wanted) < 1:
         raise UsageError(f"AOTPACK_JOBS is {wanted!r}; expected a number of processes, or auto")
     return int(wanted)
-
-
-def check_requires(requires: Mapping[str, str]) -> None:
-    """MissingDependency for the first requirement of the manifest that this environment does not meet."""
-    from packaging.specifiers import SpecifierSet
-
-    for name, wanted in requires.items():
-        try:
-            found = _nvrtc_version() if name == "nvrtc" else importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            raise MissingDependency(name, needed_for="this manifest (requires)", install=f"'{name}{wanted}'") from None
-        if not SpecifierSet(wanted).contains(found, prereleases=True):
-            raise MissingDependency(
-                f"{name}{wanted}",
-                needed_for=f"this manifest (requires; {found} is installed)",
-                install=f"'{name}{wanted}'",
-            )
-
-
-def _nvrtc_version() -> str:
-    """What the library says of itself: its package's metadata may be another's."""
-    from aotpack.compilers.nvrtc_library import load_nvrtc
-
-    return load_nvrtc().name
 
 
 class _Builder:
