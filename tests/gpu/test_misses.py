@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -159,3 +160,34 @@ def test_nothing_is_asked_for_while_a_stream_is_captured_and_a_capture_survives_
         close(entry(early), model(early))
         assert session.status()["jit"]["compiles"] == 1
         assert entry.counts()["hits_by_tier"]["overlay"] == 1
+
+
+def test_arguments_of_a_miss_are_saved_while_another_thread_captures(
+    path: str, cache: Path, eager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are waited for by an event, which CUDA forbids to every thread beside a capture that does not say else."""
+    model = eager("mlp")
+    with apr.load(path, device="cuda", mode="jit", source="never", on_miss=AT_ONCE) as session:
+        entry, jit = session["mlp"], session._behind()
+        early, hit = torch.randn(92, 64, device="cuda"), torch.randn(8, 64, device="cuda")
+        close(entry(hit), model(hit))
+        held: list[Callable[[], object]] = []
+
+        def later(work: Callable[[], object]) -> bool:
+            held.append(work)
+            return True
+
+        monkeypatch.setattr(jit, "soon", later)
+        close(entry(early), model(early))
+        (work,) = held
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            behind = threading.Thread(target=work)
+            behind.start()
+            behind.join()
+            found = entry(hit)
+        graph.replay()
+        close(found, model(hit))
+        until(lambda: is_idle(session))
+        (shape,) = session.status()["entries"]["mlp"]["jit"]["shapes"]
+        assert shape["state"] == "compiled", session.status()

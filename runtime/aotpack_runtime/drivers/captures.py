@@ -14,8 +14,8 @@ _RELAXED = 2
 
 @contextlib.contextmanager
 def beside_captures(device: str) -> Iterator[None]:
-    """Load and allocate inside while another thread may be capturing a graph, which by default forbids that to every
-    thread, and loses what it has captured (CUDA driver API, cuThreadExchangeStreamCaptureMode)."""
+    """Load, allocate and wait for events inside while another thread may be capturing a graph, which by default forbids
+    that to every thread, and loses what it has captured (CUDA driver API, cuThreadExchangeStreamCaptureMode)."""
     exchange = getattr(open_driver() if device != "cpu" else None, "cuThreadExchangeStreamCaptureMode", None)
     mode = ctypes.c_int(_RELAXED)
     if exchange is None or exchange(ctypes.byref(mode)):

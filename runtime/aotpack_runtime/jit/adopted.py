@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Iterator
 
-from aotpack_runtime.drivers.captures import beside_captures
 from aotpack_runtime.errors import AotpackError, ArtifactError
 from aotpack_runtime.format import layout
 from aotpack_runtime.format.index import Variant
@@ -68,9 +67,8 @@ class Adopted:
             log.info("%s: %s", variant.id, reason)
             return reason
         try:
-            with beside_captures(entry.device):
-                overlay.files(variant)
-                entry.adopt([variant], overlay.files)
+            overlay.files(variant)
+            entry.adopt([variant], overlay.files)
         except ArtifactError as error:
             self._jit.say(f"{variant.id}: {error}")
             overlay.drop(made.key, damaged=True)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from aotpack_runtime import forks
 from aotpack_runtime.dispatch import Miss
+from aotpack_runtime.drivers.captures import beside_captures
 from aotpack_runtime.fallbacks import Prepared
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.jit.adopted import Adopted
@@ -64,7 +65,7 @@ class Watch:
         """Take up what other processes, or earlier ones, have compiled; True when there was something new."""
         if not self._adopted.moved():
             return False
-        with self._lock:
+        with beside_captures(self._entry.device), self._lock:
             found = self._adopted.look()
             for variant in found:
                 self._cover(variant)
@@ -193,7 +194,7 @@ class Watch:
     ) -> Ask | None:
         """Ask for a compile that is due, or say when to consider it again. Who `waits` gets what others asked for too:
         they wait with them."""
-        with self._lock:
+        with beside_captures(self._entry.device), self._lock:  # copied arguments are waited for, variants let go of
             return self._ask(shape, copied, whole=whole, waits=waits)
 
     def _ask(self, shape: Shape, copied: Callable[[], Sample | None], *, whole: bool, waits: bool) -> Ask | None:
@@ -234,7 +235,7 @@ class Watch:
 
     def _ended(self, ask: Ask) -> None:
         """What was asked for is there, or is not: calls that missed go to it, or on as before."""
-        with self._lock:
+        with beside_captures(self._entry.device), self._lock:
             problem, guards = ask.problem, None
             if ask.made is None:
                 log.info("%s: %s", self._entry.record.name, problem)
