@@ -26,8 +26,9 @@ WAYS = ("cross", "native")
 Pair = Mapping[str, Result]
 """What a build gave, by way."""
 
-ROUNDS, CALLS = 7, 10
-"""Rounds that the ways take turns in, and calls of each way in a round; medians are of all of them."""
+ROUNDS, CALLS = 24, 5
+"""Rounds that the ways take turns in, backwards in every other one, and calls of each way in a round; medians are of
+all of them. Rounds are short: a host that others share is slower or faster for tenths of a second at a time."""
 
 
 def what_was_built(pair: Pair, variants: Sequence[str]) -> Json:
@@ -97,9 +98,11 @@ def _of_variant(
             for run in ways.values():
                 for _ in range(CALLS):
                     run()
+            order = list(ways)
             for _ in range(ROUNDS):
-                for way, run in ways.items():
-                    times[way] += _timed(run)
+                for way in order:
+                    times[way] += _timed(ways[way])
+                order.reverse()
         sizes = [list(size) if isinstance(size, tuple) else size for size in example if size is not None]
         medians = {f"{way}_us": round(statistics.median(found), 1) for way, found in times.items()}
         yield {"variant": cross.id, "sizes": sizes, **medians}
