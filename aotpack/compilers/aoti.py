@@ -56,8 +56,7 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
         attention_for(torch.cuda.get_device_properties(), attentions, variant) if attentions.named else nullcontext()
     )
     among = job.get("among")  # a miss has none: its store ends with it
-    # Libraries for a GPU are whole: what they are made of was proven and timed so.
-    shared = store if job["device"] == "cpu" and among is not None else None
+    shared = store if among is not None else None
     headers = among is not None and among > ALONE
     with build_folder(store, job["key"]) as folder:
         with named:

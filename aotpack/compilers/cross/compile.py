@@ -77,7 +77,9 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
         ):
             moved = on_fake_gpu(exported)
             headers = job.get("among", 0) > ALONE
-            library, others = package(moved, variant, job["inductor"], job["cpu"], folder, headers=headers)
+            library, others = package(
+                moved, variant, job["inductor"], job["cpu"], folder, shared=store, headers=headers
+            )
         facts, archs = needs_of_library(library), archs_inside(library)
         _require_of(archs, job)
         narrowed = narrowed_guards(moved, leaves, guards, dims, variant)
