@@ -12,6 +12,7 @@ from typing import Any
 
 from aotpack_runtime import dlpack
 from aotpack_runtime.format.tensor import ITEMSIZE_BYTES, contiguous_strides
+from aotpack_runtime.streams import ready_on
 
 _FORMATS: dict[str, Any] = {
     "bool": "?", "uint8": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint16": "H", "uint32": "I",
@@ -195,19 +196,47 @@ class Array:
         kind, _, index = self.device.partition(":")
         return dlpack.CPU_DEVICE if kind == "cpu" else (dlpack.CUDA_DEVICES[0], int(index or 0))
 
-    def __dlpack__(self, *, copy: bool | None = None, dl_device: Any = None, **how: Any) -> object:
-        """BufferError for what our capsules cannot say or do: memory that must not be written, another device."""
-        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
-            raise BufferError(f"the array is on {self.device}, not on DLPack's device {tuple(dl_device)}")
-        if copy and self.device != "cpu":
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """A capsule as the array API standard has it: of DLPack 1.x where `max_version` takes it, else a legacy one; a
+        copy in host memory where `dl_device` asks for it. The array may be read on `stream` (-1: when it is, its
+        caller knows).
+
+        BufferError for what cannot be said or done: another device, a copy on a GPU, and memory that must not be
+        written in a legacy capsule.
+        """
+        here = self.__dlpack_device__()
+        wanted = here if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
+        if wanted not in (here, dlpack.CPU_DEVICE):
+            raise BufferError(f"the array is on {self.device}, not on DLPack's device {wanted}")
+        if copy is False and wanted != here:
+            raise BufferError(f"the array is on {self.device}, and without a copy it is not in host memory")
+        if copy and wanted != dlpack.CPU_DEVICE:
             raise BufferError(f"the array is on {self.device}, where no copy is made; cpu() is one")
-        if self.read_only and not copy:
-            raise BufferError("the array is read-only, which a DLPack capsule does not say; give away a copy() of it")
-        source = self.copy() if copy else self
+        versioned = max_version is not None and tuple(max_version) >= (dlpack.VERSION[0], 0)
+        source = self.cpu() if wanted != here else self.copy() if copy else self
+        if source.read_only and not versioned:
+            raise BufferError(
+                "the array is read-only, which a legacy DLPack capsule does not say; ask for max_version=(1, 0), or "
+                "give away a copy() of it"
+            )
+        if source.device == "cpu" and stream not in (None, -1):
+            raise BufferError(f"the array is in host memory, where there is no stream {stream}")
+        if source.device != "cpu" and stream != -1:
+            ready_on(1 if stream is None else stream, source.device)
         itemsize = ITEMSIZE_BYTES[self.dtype]
         steps = tuple(step // itemsize for step in source.strides)
-        family = dlpack.family_of(self.dtype, itemsize)
-        return dlpack.make(source.address, family, self.shape, steps, source, device=self.__dlpack_device__())
+        flags = source.read_only * dlpack.READ_ONLY | (source is not self) * dlpack.IS_COPIED
+        return dlpack.make(
+            source.address, dlpack.family_of(self.dtype, itemsize), self.shape, steps, source,
+            device=wanted, flags=flags if versioned else None,
+        )  # fmt: skip
 
     def __len__(self) -> int:
         if not self.shape:

@@ -256,8 +256,8 @@ class ArrayEntry(Entry):
             return beside(*args, **kwargs)
         paths = dict(zip(map(id, leaves), self._paths(values), strict=True))
         over = crossing.Crossing(kind_of(leaves), lambda leaf: paths.get(id(leaf)) in self._written)
-        args, kwargs = map_leaves(args, over.to_torch), map_leaves(kwargs, over.to_torch)
-        with crossing.undisturbed(self.device):
+        with crossing.undisturbed(self.device):  # on its stream, where arrays are ready
+            args, kwargs = map_leaves(args, over.to_torch), map_leaves(kwargs, over.to_torch)
             result = beside(*args, **kwargs)
         return map_leaves(result, over.from_torch)
 

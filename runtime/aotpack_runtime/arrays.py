@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aotpack_runtime.dlpack import place_of
+from aotpack_runtime.dlpack import ask, place_of
 from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, Leaf, Other, TensorMeta
 from aotpack_runtime.imported import imported
 from aotpack_runtime.interfaces import Seen, of_capsule, of_interface
@@ -109,9 +109,10 @@ def _of_dlpack(array: Any, stream: int) -> Argument:
     kind, ordinal = array.__dlpack_device__()
     device = place_of(int(kind), int(ordinal))
     # 0 is not a stream for DLPack: 1 says the default one.
-    capsule = array.__dlpack__() if device == "cpu" else array.__dlpack__(stream=stream or 1)
+    capsule = ask(array, None if device == "cpu" else stream or 1)
     seen = of_capsule(capsule, device)
-    return Argument(_meta(seen, device), seen.address, constant=bool(seen.address), held=capsule)
+    known = bool(seen.address)
+    return Argument(_meta(seen, device), seen.address, constant=known, read_only=seen.read_only, held=capsule)
 
 
 def _meta(seen: Seen, device: str) -> TensorMeta:

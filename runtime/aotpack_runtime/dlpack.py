@@ -1,10 +1,17 @@
-"""DLPack capsules (dlpack.h, version 0.x): looked into without being consumed, and made of memory of our own."""
+"""DLPack capsules (dlpack.h, 0.x and 1.x): asked for, looked into without being consumed, and made."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
 from typing import Any
+
+VERSION = (1, 1)
+"""The newest that is read and made; its minor versions add only what can be left unread."""
+READ_ONLY, IS_COPIED = 1, 2
+"""Flags of a tensor since 1.0: its memory must not be written; it is a copy, where writes are seen by nobody else."""
+MAX_RANK = 64
+"""Dims that torch and NumPy have at most. Beyond it a number is no rank, and as many sizes would be read."""
 
 CUDA_DEVICES = (2, 13)
 """kDLCUDA and kDLCUDAManaged."""
@@ -42,14 +49,27 @@ class Tensor(ctypes.Structure):
     def dtype_name(self) -> str:
         """torch's name of the dtype; one that torch does not have where it is none of its own."""
         name = _NAMES.get(self.dtype.code, f"dlpack type {self.dtype.code}")
-        return name if name == "bool" or name.startswith("float8") else f"{name}{self.dtype.bits}"
+        whole = self.dtype.bits == 8 and (name == "bool" or name.startswith("float8"))
+        return name if whole else f"{name}{self.dtype.bits}"
 
 
 class _Managed(ctypes.Structure):
-    """DLManagedTensor."""
+    """DLManagedTensor, of a legacy capsule."""
 
     _fields_ = (("tensor", Tensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
+
+class _Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned, since 1.0. Of another major version only its first three fields may be read."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", Tensor),
+    )  # fmt: skip
+
+
+_LEGACY_NAME, _VERSIONED_NAME = b"dltensor", b"dltensor_versioned"
+"""Names of capsules that nobody has taken yet."""
 
 _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
@@ -64,9 +84,24 @@ _dying_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ch
 )
 
 
-def look(capsule: object) -> Tensor:
-    """The tensor a capsule holds, which stays valid as long as the capsule does. Nothing is consumed."""
-    return Tensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+def ask(array: Any, stream: int | None = None) -> object:
+    """A capsule of `array`, to be ready on `stream` (None of host memory). Arrays that know 1.x give one with flags,
+    others are asked as before it; what they raise is theirs."""
+    how = {} if stream is None else {"stream": stream}
+    try:
+        return array.__dlpack__(max_version=VERSION, **how)
+    except TypeError:
+        return array.__dlpack__(**how)
+
+
+def look(capsule: object) -> tuple[Tensor, int]:
+    """(the tensor a capsule holds, its flags), which stay valid as long as the capsule does. Nothing is consumed."""
+    if not _is_valid(id(capsule), _VERSIONED_NAME):
+        return Tensor.from_address(_capsule_pointer(capsule, _LEGACY_NAME)), 0
+    managed = _Versioned.from_address(_capsule_pointer(capsule, _VERSIONED_NAME))
+    if managed.major != VERSION[0]:
+        raise ValueError(f"its capsule is of DLPack {managed.major}.{managed.minor}, expected 0.x or {VERSION[0]}.x")
+    return managed.tensor, managed.flags
 
 
 def place_of(kind: int, ordinal: int) -> str:
@@ -82,24 +117,24 @@ def place_of(kind: int, ordinal: int) -> str:
 
 def make(
     address: int, dtype: tuple[str, int], shape: tuple[int, ...], strides: tuple[int, ...], owner: Any,
-    *, device: tuple[int, int] = CPU_DEVICE,
+    *, device: tuple[int, int] = CPU_DEVICE, flags: int | None = None,
 ) -> object:  # fmt: skip
     """A capsule of memory at `address`, which keeps `owner` until whoever takes it has done with it.
 
-    `dtype` is a family and its bits ("bfloat", 16), `strides` count elements. ValueError for a family that DLPack
-    does not have.
+    `dtype` is a family and its bits ("bfloat", 16), `strides` count elements; with `flags` it is one of 1.x, else a
+    legacy one. ValueError for a family that DLPack does not have.
     """
     family, bits = dtype
     if family not in _CODES:
         raise ValueError(f"DLPack has no {family}{bits}")
     sizes, steps = [(ctypes.c_int64 * max(len(part), 1))(*part) for part in (shape, strides)]
-    managed = _Managed(
-        Tensor(address, _Device(*device), len(shape), _Type(_CODES[family], bits, 1), sizes, steps, 0),
-        None, ctypes.cast(_release, ctypes.c_void_p),
-    )  # fmt: skip
+    tensor = Tensor(address, _Device(*device), len(shape), _Type(_CODES[family], bits, 1), sizes, steps, 0)
+    release = ctypes.cast(_release, ctypes.c_void_p)
+    managed = _Managed(tensor, None, release) if flags is None else _Versioned(*VERSION, None, release, flags, tensor)
     place = ctypes.addressof(managed)
     _exported[place] = (managed, sizes, steps, owner)
-    return _new_capsule(place, b"dltensor", ctypes.cast(_collect, ctypes.c_void_p))
+    name = _LEGACY_NAME if flags is None else _VERSIONED_NAME
+    return _new_capsule(place, name, ctypes.cast(_collect, ctypes.c_void_p))
 
 
 _exported: dict[int, tuple[Any, ...]] = {}
@@ -112,12 +147,16 @@ def _give_back(place: int, known: dict[int, Any] = _exported) -> None:
 
 
 def _end_capsule(
-    capsule: int, known: dict[int, Any] = _exported, api: tuple[Any, Any] = (_is_valid, _dying_pointer)
+    capsule: int,
+    known: dict[int, Any] = _exported,
+    api: tuple[Any, Any] = (_is_valid, _dying_pointer),
+    names: tuple[bytes, ...] = (_LEGACY_NAME, _VERSIONED_NAME),
 ) -> None:
-    """The end of a capsule: one that nobody took gives its memory back."""
+    """The end of a capsule: one that nobody took gives its memory back. Python may be ending: names are its own."""
     valid, pointer = api
-    if valid(capsule, b"dltensor"):
-        known.pop(pointer(capsule, b"dltensor"), None)
+    for name in names:
+        if valid(capsule, name):
+            known.pop(pointer(capsule, name), None)
 
 
 _release = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_give_back)

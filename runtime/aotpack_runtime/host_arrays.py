@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aotpack_runtime.array import Array, address_of, byte_strides
-from aotpack_runtime.dlpack import place_of
+from aotpack_runtime.dlpack import ask, place_of
 from aotpack_runtime.drivers.probe import device_of_address
 from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, ITEMSIZE_BYTES, TensorMeta, contiguous_strides
 from aotpack_runtime.imported import imported
@@ -88,7 +88,7 @@ def _seen(value: Any) -> tuple[Seen, str, Any, int | None] | None:
         kind, ordinal = value.__dlpack_device__()
         device = place_of(int(kind), int(ordinal))
         # It is ready on the stream that is said; 0 is not a stream for DLPack, 1 says the default one.
-        capsule = value.__dlpack__() if device == "cpu" else value.__dlpack__(stream=said_stream() or 1)
+        capsule = ask(value, None if device == "cpu" else said_stream() or 1)
         return of_capsule(capsule, device), device, (capsule, value), None
     if type(value) in (memoryview, bytes, bytearray) or type(value).__module__ in ("array", "mmap"):
         view = memoryview(value)  # as long as it is there, a bytearray cannot be made larger elsewhere

@@ -13,7 +13,8 @@ _TYPES = {"f": "float", "i": "int", "u": "uint", "b": "bool", "c": "complex"}
 
 
 class Seen(Record):
-    """An array as numbers. `strides` count elements; `odd` says why no compiled code may see it, "" when it may."""
+    """An array as numbers. `strides` count elements; `odd` says why no compiled code may see it, "" when it may.
+    `read_only` is memory that must not be written, or that is a copy: what is written there its caller does not see."""
 
     address: int
     dtype: str
@@ -41,33 +42,43 @@ def of_interface(interface: Any) -> Seen:
     if given is not None and any(step % size_bytes for step in given):
         odd = f"has steps of {list(given)} bytes, no multiples of its element"
     strides = contiguous_strides(shape) if given is None else tuple(index(step) // size_bytes for step in given)
-    _require_shape(shape, strides)
+    _require_numbers(address, shape, strides, size_bytes)
     return Seen(address, dtype, shape, strides, odd or nowhere(address, shape), bool(data[1]))
 
 
 def of_capsule(capsule: object, device: str) -> Seen:
     """A DLPack capsule, which is not consumed; ValueError when it is not on the device that its array said."""
-    tensor = dlpack.look(capsule)
+    tensor, flags = dlpack.look(capsule)
     found = dlpack.place_of(tensor.device.type, tensor.device.id)
     if found != device:
         raise ValueError(f"it said that it is on {device}, and its capsule is on {found}")
+    if not 0 <= tensor.ndim <= dlpack.MAX_RANK or (tensor.ndim and not tensor.shape):
+        raise ValueError(f"it has {tensor.ndim} dims{'' if tensor.shape else ' without sizes'}")
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     row_major = not tensor.strides
     strides = contiguous_strides(shape) if row_major else tuple(tensor.strides[axis] for axis in range(tensor.ndim))
-    _require_shape(shape, strides)
     dtype = tensor.dtype_name
     address = (tensor.data or 0) + tensor.byte_offset
-    if address >= 1 << 64:
-        raise ValueError(f"it is at {address}")
+    _require_numbers(address, shape, strides, ITEMSIZE_BYTES.get(dtype, 1))
     odd = f"has {tensor.dtype.lanes} lanes an element" if tensor.dtype.lanes != 1 else ""
     if dtype not in ITEMSIZE_BYTES:
         odd = f"has elements of {dtype}"
-    return Seen(address, dtype, shape, strides, odd or nowhere(address, shape))
+    read_only = bool(flags & (dlpack.READ_ONLY | dlpack.IS_COPIED))
+    return Seen(address, dtype, shape, strides, odd or nowhere(address, shape), read_only)
 
 
-def _require_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+def _require_numbers(address: int, shape: tuple[int, ...], strides: tuple[int, ...], size_bytes: int) -> None:
+    """ValueError for what C has no numbers for: sizes and steps of 64 bits, bytes at addresses of 64 bits."""
     if min(shape, default=0) < 0 or len(strides) != len(shape):
         raise ValueError(f"its shape is {list(shape)} and it has {len(strides)} strides")
+    if address >= 1 << 64:
+        raise ValueError(f"it is at {address}")
+    if max(map(abs, (*shape, *strides)), default=0) >= 1 << 63:
+        raise ValueError(f"its shape {list(shape)} or its strides {list(strides)} are beyond 64 bits")
+    if 0 not in shape:
+        low, high = reach(shape, tuple(step * size_bytes for step in strides))
+        if address + low < 0 or address + high + size_bytes > 1 << 64:
+            raise ValueError(f"its elements reach beyond 64 bits of addresses: {list(shape)} by {list(strides)}")
 
 
 def reach(shape: tuple[int, ...], steps: tuple[int, ...]) -> tuple[int, int]:

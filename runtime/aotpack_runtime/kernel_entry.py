@@ -246,7 +246,9 @@ class KernelEntry(Entry):
         for place, argument in enumerate(arguments):
             if argument.read_only and self.record.parameter_names[place] in self._written:
                 assert isinstance(argument.leaf, TensorMeta)
-                arguments[place] = replace(argument, leaf=replace(argument.leaf, odd="is read-only, and is written"))
+                arguments[place] = replace(
+                    argument, leaf=replace(argument.leaf, odd="is read-only or a copy, and is written")
+                )
         return arguments
 
     def _judge(

@@ -7,6 +7,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from aotpack_runtime.drivers.probe import wait_for
+from aotpack_runtime.imported import imported
+
 _local = threading.local()
 
 
@@ -32,3 +35,17 @@ def said_stream() -> int | None:
     """The handle that `use_stream` says in this thread, None outside of it."""
     handle: int | None = getattr(_local, "handle", None)
     return handle
+
+
+def ready_on(stream: int, device: str) -> None:
+    """Return when work on `stream` of a GPU may read what this thread has queued there: at once where it goes to that
+    stream itself, else when it is done. BufferError when the work has failed."""
+    check_stream(stream)
+    ordinal = int(device.partition(":")[2] or 0)
+    own, torch = said_stream(), imported("torch")
+    if own is None:
+        own = torch._C._cuda_getCurrentRawStream(ordinal) if torch is not None and torch.cuda.is_available() else 0
+    if (own or 1) == (stream or 1):  # 1 is the default stream too (cudaStreamLegacy)
+        return
+    if status := wait_for(own, ordinal):
+        raise BufferError(f"what was queued on the stream {own} of {device} has failed (CUDA error {status})")

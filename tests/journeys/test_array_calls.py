@@ -199,11 +199,34 @@ said = refused(session["writing"], x, rows(3, 4))
 kept = bool((x == rows(3, 4)).all())
 reads = rows(1)
 reads.flags.writeable = False
-print(json.dumps([said, kept, session["mlp"](reads).shape, str(session["writing"].explain(x, rows(3, 4)))]))
+class Only:  # shows nothing but DLPack, as it was told to
+    def __init__(self, array, **how):
+        self.array, self.how = array, how
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **how):
+        return self.array.__dlpack__(**{**how, **self.how})
+
+copied, open_ = Only(rows(3, 4), copy=True), Only(rows(3, 4))
+also = [refused(session["writing"], one, rows(3, 4)) for one in (Only(x), copied, open_)]
+kept = kept and bool((x == rows(3, 4)).all() and (copied.array == rows(3, 4)).all())
+same = bool((np.asarray(session["mlp"](Only(reads))) == session["mlp"](rows(1))).all())
+print(json.dumps([
+    said, kept, session["mlp"](reads).shape, str(session["writing"].explain(x, rows(3, 4))), also, same,
+    bool((open_.array == rows(3, 4) + 1).all()),
+]))
 """
-    said, kept, shape, explained = serve(models, code)
+    said, kept, shape, explained, also, same, written = serve(models, code)
     assert said.startswith("CallError: an argument that the model writes is read-only")
-    assert (kept, shape) == (True, [1, 4])
+    assert (kept, shape, same) == (True, [1, 4], True)
+    assert [one.startswith("CallError: an argument that the model writes is read-only") for one in also] == [
+        True,
+        True,
+        False,
+    ]
+    assert (also[2], written) == ("returned", True)
     assert "x may not be written: it is a read-only array" in explained
 
 

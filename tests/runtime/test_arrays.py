@@ -108,7 +108,7 @@ def test_a_stream_is_kept_as_it_is_said(stream: int | None) -> None:
 @pytest.mark.parametrize("address", [0, 1, P, 2**63, 2**64 - 1])
 def test_an_address_is_taken_whole(address: int) -> None:
     found = read_argument(Array(address, shape=(0,)))
-    assert (found.value, meta(Array(address)).offset) == (address, address % 16)
+    assert (found.value, meta(Array(address, "|u1", (1,))).offset) == (address, address % 16)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_an_exporter_is_asked_to_be_ready_on_the_stream_of_the_call(
 ) -> None:
     exporter = Exporter(P, device=device)
     read_argument(exporter, stream)
-    assert exporter.asked == [asked]
+    assert exporter.asked == [{"max_version": (1, 1), **asked}]
 
 
 def test_a_capsule_is_held_as_long_as_the_argument() -> None:
@@ -368,11 +368,11 @@ def test_arrays_of_numpy_are_on_the_cpu_and_given_back() -> None:
     assert array.sum() == 276
 
 
-@pytest.mark.parametrize("case", ["read-only", "big-endian", "structured", "text", "objects", "dates"])
+@pytest.mark.parametrize("case", ["big-endian", "structured", "text", "objects", "dates"])
 def test_arrays_of_numpy_that_have_no_dlpack_are_told(case: str) -> None:
     numpy = pytest.importorskip("numpy")
     array = {
-        "read-only": lambda: numpy.frombuffer(b"12345678", dtype=numpy.int32), "big-endian": lambda: numpy.zeros(3, ">f4"),
+        "big-endian": lambda: numpy.zeros(3, ">f4"),
         "structured": lambda: numpy.zeros(3, [("a", "<f4"), ("b", "<i4")]), "text": lambda: numpy.array(["a"]),
         "objects": lambda: numpy.array([None]), "dates": lambda: numpy.zeros(1, "<M8[s]"),
     }[case]()  # fmt: skip

@@ -86,7 +86,7 @@ def test_a_tensor_that_fits_passes(one: TensorGuard, leaf: TensorMeta) -> None:
         pytest.param(STATIC, replace(tensor(4, 8), odd="has its conj bit set"), "x has its conj bit set", id="odd"),
         pytest.param(STATIC, replace(tensor(4, 8), needs_grad=True), "x requires grad and grad mode is on; a compiled variant records no gradients", id="grad"),
         pytest.param(guard(4, written=True), replace(tensor(4), shared=True), "x shares memory with another argument; the variant writes it and takes them to be apart", id="written-and-shared"),
-        pytest.param(guard(4, written=True), replace(tensor(4), locked=True), "x may not be written: it is a read-only array, or an inference tensor outside of its mode", id="written-and-locked"),
+        pytest.param(guard(4, written=True), replace(tensor(4), locked=True), "x may not be written: it is a read-only array, a copy that DLPack gave, or an inference tensor outside of its mode", id="written-and-locked"),
         pytest.param(STATIC, None, "x: expected a float32 tensor, got None", id="none"),
         pytest.param(STATIC, 3, "x: expected a float32 tensor, got 3", id="int"),
         pytest.param(STATIC, OTHER, "x: expected a float32 tensor, got an instance of builtins.object", id="object"),

@@ -254,7 +254,7 @@ class Odd:
         pytest.param({"a": 1e-60}, (P, 4, 0.0, True), id="underflow"),
         pytest.param({"b": False}, (P, 4, 0.5, False), id="false"),
         pytest.param({"x": Array(P + 1)}, (P + 1, 4, 0.5, True), id="any-address"),
-        pytest.param({"x": Array(2**64 - 16)}, (2**64 - 16, 4, 0.5, True), id="last-address"),
+        pytest.param({"x": Array(2**64 - 16, shape=(4,))}, (2**64 - 16, 4, 0.5, True), id="last-address"),
         pytest.param({"x": Array(0, shape=(0,))}, (0, 4, 0.5, True), id="no-elements"),
     ],
 )  # fmt: skip
@@ -902,7 +902,7 @@ def test_an_exporter_is_asked_for_the_stream_that_the_launch_goes_to(
     with nullcontext() if said is None else use_stream(said):
         for _ in range(2):
             assert launched(driver, entry, x, Array(P), 16, 1).stream == (said or 0)
-    assert x.asked == [{"stream": asked}] * 2
+    assert x.asked == [{"max_version": (1, 1), "stream": asked}] * 2
 
 
 class Copied(Exporter):

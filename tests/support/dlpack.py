@@ -22,21 +22,34 @@ class _Managed(ctypes.Structure):
     )  # fmt: skip
 
 
+class _Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned, with the same tensor at its end."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64), ("tensor", _Managed),
+    )  # fmt: skip
+
+
 class Exporter:
-    """An array that shows nothing but DLPack. `made` and `freed` count its capsules; `asked` is what each was asked with."""
+    """An array that shows nothing but DLPack, of `version` and with `flags` where there is one. `made` and `freed` count
+    its capsules; `asked` is what each was asked with."""
 
     def __init__(
         self, address: int, *, device: tuple[Any, Any] = (2, 0), type: tuple[int, int, int] = (2, 32, 1),  # noqa: A002 - dlpack's word
-        shape: tuple[int, ...] = (1024,), strides: tuple[int, ...] | None = None, offset: int = 0, name: bytes = b"dltensor",
+        shape: tuple[int, ...] = (1024,), strides: tuple[int, ...] | None = None, offset: int = 0, name: bytes = b"",
+        version: tuple[int, int] | None = None, flags: int = 0, ndim: int | None = None, no_shape: bool = False,
     ) -> None:  # fmt: skip
-        self.device, self.name = device, name
+        self.device, self.name = device, name or (b"dltensor" if version is None else b"dltensor_versioned")
         self.made, self.freed, self.asked = 0, 0, []  # type: ignore[var-annotated]
         self._shape = (ctypes.c_int64 * max(len(shape), 1))(*shape)
         self._strides = None if strides is None else (ctypes.c_int64 * max(len(strides), 1))(*strides)
-        self._tensor = _Managed(
-            address, int(device[0]), int(device[1]), len(shape), *type, ctypes.addressof(self._shape),
+        tensor = _Managed(
+            address, int(device[0]), int(device[1]), len(shape) if ndim is None else ndim, *type,
+            None if no_shape else ctypes.addressof(self._shape),
             None if self._strides is None else ctypes.addressof(self._strides), offset,
         )  # fmt: skip
+        self._tensor: Any = tensor if version is None else _Versioned(*version, None, None, flags, tensor)
 
     def __dlpack_device__(self) -> tuple[Any, Any]:
         return self.device

@@ -14,7 +14,7 @@ _USED = (
     "cuCtxPopCurrent_v2", "cuCtxPushCurrent_v2", "cuCtxSetCurrent", "cuCtxSynchronize", "cuDeviceGet",
     "cuDeviceGetAttribute", "cuDeviceGetCount", "cuDeviceGetName", "cuDevicePrimaryCtxRetain", "cuDriverGetVersion",
     "cuGetErrorString", "cuInit", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemcpyHtoD_v2", "cuPointerGetAttribute",
-    "cuThreadExchangeStreamCaptureMode",
+    "cuStreamSynchronize", "cuThreadExchangeStreamCaptureMode",
 )  # fmt: skip
 """What is called while libraries are opened; see `open_library` for why it is looked up before."""
 _ORDINAL = 9
@@ -55,6 +55,18 @@ def enter_context(ordinal: int) -> None:
     cuda, context = start_driver(), retain_context(ordinal)
     if cuda is not None and context is not None:
         cuda.cuCtxSetCurrent(context)
+
+
+def wait_for(stream: int, ordinal: int) -> int:
+    """Return when all that was queued on a stream of a device is done: 0, or the driver's number of what went wrong."""
+    cuda, before = start_driver(), ctypes.c_void_p()
+    context = retain_context(ordinal)
+    if cuda is None or context is None:
+        return 0  # nothing was queued where there is no device
+    cuda.cuCtxPushCurrent_v2(context)
+    status: int = cuda.cuStreamSynchronize(ctypes.c_void_p(stream))
+    cuda.cuCtxPopCurrent_v2(ctypes.byref(before))
+    return status
 
 
 def start_driver() -> ctypes.CDLL | None:

@@ -90,7 +90,8 @@ class TensorGuard(Record, kw_only=True):
             return f"{self.path} shares memory with another argument; the variant writes it and takes them to be apart"
         if self.written and leaf.locked:
             return (
-                f"{self.path} may not be written: it is a read-only array, or an inference tensor outside of its mode"
+                f"{self.path} may not be written: it is a read-only array, a copy that DLPack gave, or an inference "
+                "tensor outside of its mode"
             )
         if self.aligned and leaf.offset:
             return f"{self.path}: expected an address divisible by 16, got one {leaf.offset} bytes past it"

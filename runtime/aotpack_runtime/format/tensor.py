@@ -29,8 +29,8 @@ class TensorMeta(Record):
 
     `odd` is "" for an ordinary strided tensor, else why compiled code must not see it ("is a FakeTensor", "has
     its conj bit set"). `needs_grad` means that autograd is recording and this tensor asks for it; `shared` that another
-    tensor of the call lies in its memory; `locked` that it may not be written: it is read-only, or was made in
-    inference mode and is met outside of it.
+    tensor of the call lies in its memory; `locked` that it may not be written: it is read-only, a copy of the
+    caller's, or was made in inference mode and is met outside of it.
     """
 
     dtype: str

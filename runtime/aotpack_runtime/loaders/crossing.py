@@ -40,7 +40,7 @@ class Crossing:
             raise CallError(f"an array on {array.device} has steps backwards", hint="pass a copy of it")
         if array.read_only or backwards:
             if self._is_written(leaf):
-                what = "has steps backwards" if backwards else "is read-only"
+                what = "has steps backwards" if backwards else "is read-only, or a copy that DLPack gave"
                 raise CallError(f"an argument that the model writes {what}", hint="pass a copy of it")
             array = array.forwards() if backwards else array.twin()
         tensor = torch.from_dlpack(array)  # type: ignore[attr-defined]

@@ -50,7 +50,8 @@ std::string reject_tensor(const Guard& guard, const TensorMeta& leaf, Env& env) 
   if (guard.written && leaf.shared)
     return guard.path + " shares memory with another argument; the variant writes it and takes them to be apart";
   if (guard.written && leaf.locked)
-    return guard.path + " may not be written: it is a read-only array, or an inference tensor outside of its mode";
+    return guard.path + " may not be written: it is a read-only array, a copy that DLPack gave, or an inference tensor "
+                        "outside of its mode";
   if (guard.aligned && leaf.offset)
     return guard.path + ": expected an address divisible by 16, got one " + std::to_string(leaf.offset) + " bytes past it";
   return reject_layout(guard, leaf, env);
