@@ -13,7 +13,7 @@ from typing import Any
 from aotpack_runtime.format.guard import TensorGuard
 from aotpack_runtime.format.index import Entry, Parameter, Variant
 from aotpack_runtime.format.tensor import ALIGNMENT_BYTES, OVERRIDDEN, SUBCLASS, Call, Leaf, Other, TensorMeta
-from aotpack_runtime.format.tree import LEAF, Tree, flatten
+from aotpack_runtime.format.tree import LEAF, Tree, flatten, paths
 from aotpack_runtime.imported import imported
 from aotpack_runtime.interfaces import overlapping
 from aotpack_runtime.record import replace
@@ -289,6 +289,11 @@ def flatten_all(values: Sequence[object]) -> tuple[tuple[Tree, ...], list[object
     """Trees of all parameters, and their leaves in order."""
     leaves: list[object] = []
     return tuple(flatten(value, leaves) for value in values), leaves
+
+
+def leaf_paths(names: Sequence[str], trees: Sequence[Tree]) -> list[str]:
+    """Where each leaf sits, in the order of `flatten_all`."""
+    return [path for name, tree in zip(names, trees, strict=True) for path in paths(tree, name)]
 
 
 def leaf_kinds_of(record: Entry, variants: Sequence[Variant]) -> tuple[str, ...] | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from ctypes import c_void_p
 from typing import TYPE_CHECKING, Any
 
-from aotpack_runtime.arguments import compile_entry, flatten_all, leaf_kinds_of
+from aotpack_runtime.arguments import compile_entry, flatten_all, leaf_kinds_of, leaf_paths
 from aotpack_runtime.array import Array
 from aotpack_runtime.array_arguments import (
     compile_array_entry,
@@ -25,12 +25,12 @@ from aotpack_runtime.assemble import Assembly, Serve
 from aotpack_runtime.bundle import Bundle
 from aotpack_runtime.dispatch import Dispatcher, Hit, Miss
 from aotpack_runtime.entry import Entry
-from aotpack_runtime.errors import ArtifactError, GuardMiss, MissingDependency
+from aotpack_runtime.errors import ArtifactError, CallError, GuardMiss, MissingDependency
 from aotpack_runtime.format import index
 from aotpack_runtime.format.guard import TensorGuard
 from aotpack_runtime.format.index import Variant
 from aotpack_runtime.format.tree import map_leaves
-from aotpack_runtime.host_arrays import Given, in_numpy, read_array, sharing
+from aotpack_runtime.host_arrays import Given, in_numpy, read_array, sharing, why_not_torch
 from aotpack_runtime.loaders import AOTI_ARRAYS, ARRAY_INPUTS, CROSSING, LIBRARY_MEMORY, loader
 from aotpack_runtime.logs import logger
 
@@ -150,7 +150,7 @@ class ArrayEntry(Entry):
             call = describe_arrays(trees, leaves, given, shared, self.device)
             decision = self._dispatcher.choose(call)
             if isinstance(decision, Miss):
-                return self._serve_miss_through_torch(decision, values)
+                return self._serve_miss_through_torch(decision, values, given)
             variant = decision.variant
             if not self._load_here(variant):
                 return self._call_torch(self._reasons_for_torch[variant.id], values)
@@ -212,11 +212,19 @@ class ArrayEntry(Entry):
 
     # ------------------------------------------------------------------------------------------- through torch
 
-    def _serve_miss_through_torch(self, miss: Miss, values: tuple[object, ...]) -> object:
-        """Raises GuardMiss where a miss is an error, or torch is not there."""
+    def _serve_miss_through_torch(
+        self, miss: Miss, values: tuple[object, ...], given: Sequence[Given | None]
+    ) -> object:
+        """Raises GuardMiss where a miss is an error, or torch is not there; CallError for an array that it would not
+        take either, which is no reason to import it."""
         if self.policy == "error":
             serve, _ = self._serve_miss(miss, values)
             return serve  # `_serve_miss` has no way to serve one here, and raises
+        for path, found in zip(self._paths(values), given, strict=True):
+            reason = why_not_torch(found, written=path in self._written) if found is not None else ""
+            if reason:
+                self.counter("error")()
+                raise CallError(f"{self.record.name}: {path} {reason}")
         try:
             self._torch(f"a miss: {miss.last_reason() or 'no variants'}")
         except MissingDependency as error:
@@ -255,19 +263,14 @@ class ArrayEntry(Entry):
         if is_torch(leaves):
             return beside(*args, **kwargs)
         paths = dict(zip(map(id, leaves), self._paths(values), strict=True))
-        over = crossing.Crossing(kind_of(leaves), lambda leaf: paths.get(id(leaf)) in self._written)
+        over = crossing.Crossing(self.record.name, kind_of(leaves), paths, self._written)
         with crossing.undisturbed(self.device):  # on its stream, where arrays are ready
             args, kwargs = map_leaves(args, over.to_torch), map_leaves(kwargs, over.to_torch)
             result = beside(*args, **kwargs)
         return map_leaves(result, over.from_torch)
 
     def _paths(self, values: tuple[object, ...]) -> list[str]:
-        from aotpack_runtime.format.tree import paths
-
-        trees, _ = flatten_all(values)
-        return [
-            path for name, tree in zip(self.record.parameter_names, trees, strict=True) for path in paths(tree, name)
-        ]
+        return leaf_paths(self.record.parameter_names, flatten_all(values)[0])
 
     def _forget(self, variant: Variant) -> None:
         remaining = [item for item in self._dispatcher.variants if item.id != variant.id]

@@ -195,7 +195,14 @@ class Entry:
         if self._watch is not None:
             self._watch.unserved(miss)
         self.counter("error")()
-        raise GuardMiss(self.record.name, miss.reasons, why="; ".join(filter(None, (way, why))) or self.last_words)
+        raise GuardMiss(
+            self.record.name, miss.reasons, why="; ".join(filter(None, (way, why))) or self.last_words,
+            hint=self._next_step(values),
+        )  # fmt: skip
+
+    def _next_step(self, values: tuple[object, ...]) -> str:
+        """What would make such a call one that is served, "" where that is not known."""
+        return ""
 
     def _way(self, miss: Miss, values: tuple[object, ...]) -> Prepared | str:
         """The first fallback that serves a miss, or why none does."""

@@ -96,6 +96,27 @@ def _seen(value: Any) -> tuple[Seen, str, Any, int | None] | None:
     return None
 
 
+def shows_array(value: Any) -> bool:
+    """Does it say that it is an array, without being asked for more?"""
+    names = ("__array_interface__", "__cuda_array_interface__", "__dlpack__")
+    return not isinstance(value, (type, in_numpy("generic"))) and any(hasattr(value, name) for name in names)
+
+
+def why_not_torch(given: Given, *, written: bool) -> str:
+    """Why an array cannot be taken over to torch, "" when it can. torch knows neither read-only tensors nor steps
+    backwards: such an array is copied, which does for all but those that are `written`."""
+    array = given.array
+    if array is None:
+        return f"{given.meta.odd}, which neither compiled code nor torch reads; pass a plain array"
+    backwards = min(array.strides, default=0) < 0
+    if backwards and array.device != "cpu":
+        return f"has steps backwards on {array.device}; pass a copy of it"
+    if written and (backwards or array.read_only):
+        what = "has steps backwards" if backwards else "is read-only, or a copy that DLPack gave"
+        return f"{what}, and the model writes it; pass a copy of it"
+    return ""
+
+
 def in_numpy(name: str, module: str = "numpy") -> Any:
     """A class of NumPy's for `isinstance`, none where the caller has not imported it."""
     found = imported(module)

@@ -6,7 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from aotpack_runtime.arguments import compile_entry, container_key, describe, flatten_all, is_plain_key, leaf_kinds_of
+from aotpack_runtime.arguments import (
+    compile_entry,
+    container_key,
+    describe,
+    flatten_all,
+    is_plain_key,
+    leaf_kinds_of,
+    leaf_paths,
+)
 from aotpack_runtime.assemble import Serve, assemble
 from aotpack_runtime.bundle import Bundle
 from aotpack_runtime.dispatch import Dispatcher, Hit, Miss
@@ -143,7 +151,26 @@ class TorchEntry(Entry):
             with self._lock:
                 if dispatcher is self._dispatcher:  # no variant came meanwhile that would have served it
                     self._remember(key, serve)
-        return serve(*leaves)
+        try:
+            return serve(*leaves)
+        except TypeError as error:  # perhaps of the model, which was given an array
+            if step := self._next_step(values):
+                error.add_note(f"{self.record.name}: {step}")
+            raise
+
+    def _next_step(self, values: tuple[object, ...]) -> str:
+        """Whoever passes arrays is told how they are served."""
+        from aotpack_runtime.array_arguments import is_torch
+        from aotpack_runtime.host_arrays import shows_array
+
+        trees, leaves = flatten_all(values)
+        for path, leaf in zip(leaf_paths(self.record.parameter_names, trees), leaves, strict=True):
+            if not is_torch([leaf]) and shows_array(leaf):
+                return (
+                    f"{path} is an array ({type(leaf).__qualname__}) where tensors of torch are served: pass "
+                    f"torch.from_numpy({path}), or load the bundle with tensors='array' and pass arrays alone"
+                )
+        return ""
 
     def _judge(self, call: Any, values: tuple[object, ...]) -> tuple[Serve, bool]:
         """What serves this call, and whether the same serves every call judged alike."""

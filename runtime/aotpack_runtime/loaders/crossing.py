@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,37 +12,36 @@ import torch
 from aotpack_runtime.array import Array, byte_strides
 from aotpack_runtime.array_kinds import Form, OwnKind
 from aotpack_runtime.errors import CallError
-from aotpack_runtime.host_arrays import read_array
+from aotpack_runtime.host_arrays import read_array, why_not_torch
 from aotpack_runtime.streams import said_stream
 
 
 class Crossing:
     """One call's way to torch and back. What goes over and comes back is the caller's own object."""
 
-    def __init__(self, kind: OwnKind, is_written: Callable[[Any], bool]) -> None:
-        self._kind, self._is_written = kind, is_written
+    def __init__(self, entry: str, kind: OwnKind, paths: Mapping[int, str], written: Collection[str]) -> None:
+        """`paths` has the place of each leaf by its id, `written` the places of those that the model writes."""
+        self._entry, self._kind, self._paths, self._written = entry, kind, paths, written
         self._own: dict[int, Any] = {}
         self._there: dict[int, Any] = {}
 
     def to_torch(self, leaf: Any) -> Any:
-        """A tensor over the memory of an array; CallError for an array that torch cannot see. Torch knows
-        neither read-only tensors nor steps backwards: such an array is copied, or refused where the model writes it."""
+        """A tensor over the memory of an array, of a copy where torch has no such tensors; CallError for an array that
+        torch cannot see."""
         if id(leaf) in self._there:
             return self._there[id(leaf)]
         found = read_array(leaf)
         if found is None:
             return leaf
+        path = self._paths.get(id(leaf), "an argument")
+        reason = why_not_torch(found, written=path in self._written)
         array = found.array
-        if array is None:
-            raise CallError(f"an array that {found.meta.odd} cannot be taken over to torch")
-        backwards = min(array.strides, default=0) < 0
-        if backwards and array.device != "cpu":
-            raise CallError(f"an array on {array.device} has steps backwards", hint="pass a copy of it")
-        if array.read_only or backwards:
-            if self._is_written(leaf):
-                what = "has steps backwards" if backwards else "is read-only, or a copy that DLPack gave"
-                raise CallError(f"an argument that the model writes {what}", hint="pass a copy of it")
-            array = array.forwards() if backwards else array.twin()
+        if reason or array is None:
+            raise CallError(f"{self._entry}: {path} {reason}")
+        if min(array.strides, default=0) < 0:
+            array = array.forwards()
+        elif array.read_only:
+            array = array.twin()
         tensor = torch.from_dlpack(array)  # type: ignore[attr-defined]
         self._own[id(tensor)] = leaf
         self._there[id(leaf)] = tensor
