@@ -195,7 +195,7 @@ def narrowed_guards(
 ) -> Guards:
     """Guards of the variant: those of its own trace and those of the program it was made from, both."""
     own, where = guards_of(exported, leaves, name=variant)
-    own = tuple(_declared_low(guard, leaf, dims) for guard, leaf in zip(own, leaves, strict=True))
+    own = tuple(_as_declared(guard, leaf, dims) for guard, leaf in zip(own, leaves, strict=True))
     merged = tuple(_meet(a, b, variant) for a, b in zip(own, wide.leaves, strict=True))
     relations = {relation.text: relation for relation in (*where, *wide.where)}
     guards = Guards(wide.trees, merged, tuple(relations[text] for text in sorted(relations)))
@@ -206,11 +206,13 @@ def narrowed_guards(
     return guards
 
 
-def _declared_low(guard: LeafGuard, leaf: LeafSpec, dims: Dims) -> LeafGuard:
+def _as_declared(guard: LeafGuard, leaf: LeafSpec, dims: Dims) -> LeafGuard:
     """The guard from 0 or 1 on, where it is so declared: a trace may take an open size to be 2 or more, and
-    `tried_out` finds what is true of the others."""
+    `tried_out` finds what is true of the others. An int ends where it is declared to, which is as far as it was
+    verified: what is computed of it has 64 bits in compiled code, and no end in Python."""
     if isinstance(guard, IntGuard) and isinstance(leaf, IntLeaf):
-        return replace(guard, dim=Range(max(leaf.low, 0), guard.dim.high)) if guard.dim.low == 2 > leaf.low else guard
+        low = max(leaf.low, 0) if guard.dim.low == 2 > leaf.low else guard.dim.low
+        return replace(guard, dim=Range(low, leaf.high if guard.dim.high is None else guard.dim.high))
     if not isinstance(guard, TensorGuard) or not isinstance(leaf, TensorLeaf):
         return guard
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 from aotpack_runtime import dlpack
@@ -57,7 +58,7 @@ class Array:
             raise ValueError("the buffer is not row-major; take a copy of it that is")
         nothing = memoryview(b"" if seen.readonly else bytearray())
         view = seen.cast("B") if seen.nbytes else nothing  # Python casts none with a size of 0
-        sizes = (view.nbytes // ITEMSIZE_BYTES[dtype],) if shape is None else tuple(int(size) for size in shape)
+        sizes = (view.nbytes // ITEMSIZE_BYTES[dtype],) if shape is None else tuple(map(index, shape))
         wanted = ITEMSIZE_BYTES[dtype]
         for size in sizes:
             wanted *= size

@@ -221,6 +221,26 @@ print(json.dumps([said, quiet, nested, mixed]))
     assert "pass torch.from_numpy(y)" in mixed
 
 
+def test_an_int_beyond_64_bits_is_a_miss_that_names_it(models: Path) -> None:
+    code = """
+session = apr.load(bundle, mode="eager", source="never")
+said = [refused(session["narrow"], rows(3, 1)[:, 0], n) for n in (3, 2**63, 10**400)]
+import torch
+other = apr.load(bundle, mode="eager", source="never", tensors="torch")
+said += [refused(other["narrow"], torch.zeros(3), n) for n in (3, 2**63, 10**400)]
+
+from aotpack_runtime.loaders.libtorch import int64s
+said.append(refused(int64s, (1, 2**63)))
+print(json.dumps(said))
+"""
+    said = serve(models, code)
+    assert [said[0], said[3]] == ["returned", "returned"]
+    for words, seen in zip([*said[1:3], *said[4:6]], [str(2**63), "an int of 1329 bits"] * 2, strict=True):
+        assert words.startswith("GuardMiss: narrow: ")
+        assert f"n: expected an int of 64 bits, got {seen}" in words
+    assert said[6] == f"OverflowError: {2**63} is beyond 64 bits: [1, {2**63}]"
+
+
 def test_a_read_only_array_is_read_and_never_written(models: Path) -> None:
     code = """
 session = apr.load(bundle)

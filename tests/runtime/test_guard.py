@@ -151,6 +151,18 @@ def test_an_open_int_takes_ints_of_its_range(given: Leaf, message: str | None) -
     assert verdict(IntGuard(path="n", dim=Range(1, 64)), given) == message
 
 
+@pytest.mark.parametrize(
+    ("high", "given", "message"),
+    [
+        (None, 2**63 - 1, None), (None, 2**63, f"n: expected an int of 64 bits, got {2**63}"),
+        (None, 10**400, "n: expected an int of 64 bits, got an int of 1329 bits"),
+        (2**64 - 1, 2**64 - 1, None), (2**64 - 1, 2**64, f"n: expected 0..{2**64 - 1}, got {2**64}"),
+    ],
+)  # fmt: skip
+def test_an_int_without_an_end_has_64_bits(high: int | None, given: int, message: str | None) -> None:
+    assert verdict(IntGuard(path="n", dim=Range(0, high)), given) == message
+
+
 # ------------------------------------------------------------------------------------------------- whole calls
 
 

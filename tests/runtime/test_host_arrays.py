@@ -93,6 +93,18 @@ def test_an_array_over_a_buffer_that_is_not_row_major_is_refused() -> None:
         Array(numpy.zeros((4, 4), numpy.float32)[:, ::2], "float32", (4, 2))
 
 
+def test_a_size_of_an_array_is_an_int() -> None:
+    for shape in ((1.5,), ("6",), (None,), (6.0,)):
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            Array(FLOATS, "float32", shape)  # type: ignore[arg-type] # that is the case
+
+
+@pytest.mark.parametrize("shape", [(2**63,), (2**64 + 6,), (0, 2**70)])
+def test_sizes_that_an_interface_says_beyond_64_bits_are_told(shape: tuple[int, ...]) -> None:
+    found = given(shown(shape=shape, data=(1 << 20, True)))
+    assert (found.array, "are beyond 64 bits" in found.meta.odd) == (None, True)
+
+
 def test_steps_backwards_are_copied_for_torch_and_others_are_not() -> None:
     numpy = pytest.importorskip("numpy")
     numbers = numpy.arange(6, dtype=numpy.float32)

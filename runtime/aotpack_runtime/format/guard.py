@@ -48,6 +48,9 @@ class Range(Record):
 
 Dim = int | Range
 
+LARGEST_INT = 2**63 - 1
+"""What compiled code and torch hold of an int that has no end of its own; a kernel's types say theirs."""
+
 
 class TensorGuard(Record, kw_only=True):
     """A tensor argument: exact dtype and rank, device type, a size or range for each dim, its layout.
@@ -145,7 +148,11 @@ class IntGuard(Record, kw_only=True):
         if type(leaf) is not int:
             return f"{self.path}: expected an int, got {describe(leaf)}"
         env[variable(self.path)] = leaf
-        return None if leaf in self.dim else f"{self.path}: expected {self.dim}, got {describe(leaf)}"
+        if leaf not in self.dim:
+            return f"{self.path}: expected {self.dim}, got {describe(leaf)}"
+        if self.dim.high is None and leaf > LARGEST_INT:
+            return f"{self.path}: expected an int of 64 bits, got {describe(leaf)}"
+        return None
 
     def words(self) -> str:
         return f"{self.path}: int {self.dim}"

@@ -11,7 +11,16 @@ from typing import Any
 from aotpack_runtime.format.codec import dump_scalar
 from aotpack_runtime.format.expression import Expression, parse, variable
 from aotpack_runtime.format.fingerprint import fingerprint
-from aotpack_runtime.format.guard import Guards, IntGuard, LeafGuard, Range, TensorGuard, ValueGuard, identity
+from aotpack_runtime.format.guard import (
+    LARGEST_INT,
+    Guards,
+    IntGuard,
+    LeafGuard,
+    Range,
+    TensorGuard,
+    ValueGuard,
+    identity,
+)
 from aotpack_runtime.format.index import RecipeTarget, Variant
 from aotpack_runtime.format.tensor import (
     Call,
@@ -194,7 +203,8 @@ def _span(size: int | str, dims: Mapping[str, tuple[int, int | None, int]]) -> s
 
 def _int_leaf(guard: IntGuard, value: int) -> Json:
     """An int stays symbolic, in a range whose middle, with which it is traced, is the value that was seen."""
-    room = min(value - max(guard.dim.low, 0), 2**31 if guard.dim.high is None else guard.dim.high - value)
+    end = LARGEST_INT if guard.dim.high is None else guard.dim.high
+    room = min(value - max(guard.dim.low, 0), end - value, 2**31)
     return {"path": guard.path, "low": value - room, "high": value + max(room, 1)}
 
 

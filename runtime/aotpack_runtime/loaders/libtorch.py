@@ -263,7 +263,10 @@ class Libtorch:
 
 
 def int64s(numbers: tuple[int, ...]) -> Any:
-    """`numbers` as C takes them."""
+    """`numbers` as C takes them; OverflowError for one that has more bits, which ctypes would cut off."""
+    for number in numbers:
+        if not -(2**63) <= number < 2**63:
+            raise OverflowError(f"{number} is beyond 64 bits: {list(numbers)}")
     return (c_int64 * len(numbers))(*numbers)
 
 
