@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "first_calls.hpp"
 #include "inside.hpp"
 
 namespace aotpack {
@@ -80,6 +81,7 @@ std::unique_ptr<Bundle> Bundle::open(const std::string& path, Options options) {
     for (const std::string& reason : reasons) said += (said.empty() ? "" : "; ") + reason;
     fail(path + " does not fit this host: " + (said.empty() ? "it holds no models" : said));
   }
+  if (cuda) inside->begin_first_calls();
   return std::make_unique<Bundle>(std::move(inside));
 }
 
@@ -132,13 +134,37 @@ void Bundle::Inside::begin_weights() {
     for (const VariantRecord& variant : entry.variants) {
       const auto record = index.sets.find(variant.weights);
       if (record == index.sets.end() || weights.count(variant.weights)) continue;
-      const auto& wanted = options.entries;
-      const bool served = wanted.empty() || std::count(wanted.begin(), wanted.end(), entry.name);
-      const bool ahead = on_gpu && served && variant.target->device == "cuda";
+      const bool ahead = on_gpu && is_served(entry.name) && variant.target->device == "cuda";
       weights[variant.weights] = std::async(ahead ? std::launch::async : std::launch::deferred, [this, &set = record->second] {
         return std::make_shared<WeightSet>(set, file.get(), device());
       });
     }
+}
+
+bool Bundle::Inside::is_served(const std::string& entry) const {
+  const auto& wanted = options.entries;
+  return wanted.empty() || std::count(wanted.begin(), wanted.end(), entry);
+}
+
+void Bundle::Inside::begin_first_calls() {
+  std::vector<std::pair<Member*, const File*>> packages;
+  for (auto& [name, entry] : entries) {              // of each, what calls try first: others mostly call the same
+    const auto& variants = entry.inside_->variants;
+    if (variants.empty() || !is_served(name)) continue;
+    for (const auto& [file, expected] : variants.front()->record->files)
+      if (file == "model.so") packages.emplace_back(&(*members)[member_of(*variants.front()->record, file)], &expected);
+  }
+  first_calls = std::async(std::launch::async, [this, packages] {
+    try {
+      std::vector<const Member*> checked;
+      for (const auto& [member, expected] : packages) {
+        member->check(*expected, options.check);
+        checked.push_back(member);
+      }
+      make_first_calls(*library, device(), checked);
+    } catch (const Error&) {                         // whoever needs it is told
+    }
+  });
 }
 
 Container& Bundle::Inside::load(Variant& variant) {

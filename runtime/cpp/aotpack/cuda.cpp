@@ -100,6 +100,8 @@ std::optional<Gpu> Driver::gpu(int ordinal) {
 
 void Driver::retain(int ordinal) { context(ordinal); }
 
+void Driver::enter(int ordinal) { check(call_->cuCtxPushCurrent(context(ordinal)), "cuCtxPushCurrent"); }
+
 void* Driver::context(int ordinal) {
   start();
   const std::lock_guard<std::mutex> lock(lock_);

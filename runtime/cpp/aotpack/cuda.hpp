@@ -24,6 +24,7 @@ class Driver {
 
   // Everything below is done in the primary context of a device, which the CUDA runtime uses too; the first takes 0.1 s.
   void retain(int ordinal);
+  void enter(int ordinal);                           // it is this thread's current one from now on
   // "cuda:1", or "" for memory that the driver does not know as a device's.
   std::string device_of(const void* address, int ordinal);
 

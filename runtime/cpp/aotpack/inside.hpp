@@ -27,12 +27,15 @@ struct Bundle::Inside {
   std::map<std::string, SharedWeights> weights;      // by set
   std::map<std::string, Entry> entries;
   std::mutex loading;
+  std::future<void> first_calls;                     // ends before what it looks at
 
   Container& load(Variant& variant);
+  bool is_served(const std::string& entry) const;    // will it be called?
   const std::string& device() const { return options.device; }
   // A copy of a tensor of a caller, whose memory is where it says, or Error.
   Tensor copy(const Tensor& tensor, const std::string& device) const;
   void begin_weights();                              // read what calls will need beside what follows
+  void begin_first_calls();                          // and have NVIDIA's libraries ready for them
 };
 
 struct Entry::Inside {

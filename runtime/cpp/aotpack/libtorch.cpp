@@ -116,6 +116,7 @@ void Libtorch::open_cuda() {
   if (runtime_version(&runtime)) fail("the CUDA runtime does not say its version");
   cuda_version_ = std::to_string(runtime / 1000) + "." + std::to_string(runtime % 1000 / 10);
   cuda_ = std::make_shared<const CudaFunctions>(cuda);
+  cuda_library_ = library;
 }
 
 Libtorch::Handle& Libtorch::Handle::operator=(Handle&& other) noexcept {
@@ -152,17 +153,21 @@ Libtorch::Handle Libtorch::over(void* data, const std::string& dtype, const Size
   return {*this, tensor};
 }
 
+Libtorch::Handle Libtorch::empty(const std::string& dtype, const Sizes& shape, const std::string& device) const {
+  void* tensor = nullptr;
+  const Sizes dense = contiguous(shape);
+  check(call_->empty_strided(std::int64_t(shape.size()), shape.data(), dense.data(), numbers_.at(dtype), device_type(device),
+                             index_of(device), &tensor),
+        "making a tensor on " + device);
+  return {*this, tensor};
+}
+
 Libtorch::Handle Libtorch::copy(const Tensor& source, const std::string& device) const {
   synchronize(source.device);
-  void* tensor = nullptr;
-  const Sizes dense = contiguous(source.shape);
-  check(call_->empty_strided(std::int64_t(source.shape.size()), source.shape.data(), dense.data(), numbers_.at(source.dtype),
-                             device_type(device), index_of(device), &tensor),
-        "making a tensor on " + device);
-  Handle made(*this, tensor);
+  Handle made = empty(source.dtype, source.shape, device);
   if (is_empty(source.shape)) return made;
   const Handle from = over(source.data, source.dtype, source.shape, row_major(source.shape, source.strides), source.device);
-  check(call_->copy(tensor, from.get(), 0), "copying a tensor");
+  check(call_->copy(made.get(), from.get(), 0), "copying a tensor");
   if (source.device != "cpu" && device != "cpu") synchronize(device);   // a copy from or to the host libtorch waits for
   return made;
 }

@@ -35,6 +35,8 @@ class Libtorch {
 
   // A tensor over memory, which it does not own.
   Handle over(void* data, const std::string& dtype, const Sizes& shape, const Sizes& strides, const std::string& device) const;
+  // A row-major tensor in memory of libtorch's own, on CUDA of its caching allocator; whatever is in it.
+  Handle empty(const std::string& dtype, const Sizes& shape, const std::string& device) const;
   // A row-major copy on a device. What was queued for the source's device is waited for; it is there when this returns.
   Handle copy(const Tensor& source, const std::string& device) const;
   // What a tensor is, kept by the one that is returned.
@@ -43,6 +45,7 @@ class Libtorch {
   // A package's library. One that was built with a torch for CUDA names libtorch.so, also when it is for the CPU.
   void* open_package(const std::string& path) const;
   void* current_stream(int index) const;             // of this thread
+  void* cuda_library() const { return cuda_library_; }                // for functions that few ask for
   std::string last_words() const;                    // ": what went wrong", as far as the library keeps it
   void synchronize(const std::string& device) const; // returns when all that was queued is done; for the host at once
 
@@ -68,6 +71,7 @@ class Libtorch {
 
   std::shared_ptr<const Functions> call_;
   std::shared_ptr<const CudaFunctions> cuda_;
+  void* cuda_library_ = nullptr;
   std::map<std::string, std::int32_t> numbers_;      // dtype -> torch's number of it
   std::map<std::int32_t, std::string> names_;
   std::string folder_, version_, cuda_version_;
