@@ -8,6 +8,7 @@ on made-up ones at the ends of its ranges. Code that crashes takes this process 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from aotpack_runtime.format.target import Target
 from aotpack_runtime.jit.overlay import Compiled, Overlay, Seconds
 from aotpack_runtime.loaders.inputs import make_leaves
 from aotpack_runtime.loaders.samples import load as load_sample
+from aotpack_runtime.machine import untrusted
 from aotpack_runtime.store import Store
 from aotpack_runtime.torch_entry import TorchEntry
 
@@ -47,7 +49,8 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     assert isinstance(entry, TorchEntry)
     program = next(item for item in entry.programs if item.id == job["program"])
     weights = session.bundle.index.weight_sets.get(program.weights, WeightSet({}))
-    record = aoti.compile(_job(job, entry, program, weights, store, session.bundle.files(program)), store)
+    own = _job(job, entry, program, weights, store, session.bundle.files(program))
+    record = aoti.compile(own, store, kept=_builders_store(Path(job["overlay"])))
     compile_s = time.perf_counter() - start
     variant = _variant(job, program, record)
     paths = {name: store.object(file.digest) for name, file in variant.artifact.files.items()}
@@ -61,6 +64,13 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
     )  # fmt: skip
     Overlay(Path(job["overlay"])).put(made, paths)
     return {"seconds": [compile_s, *seconds], "bytes": variant.artifact.size_bytes}
+
+
+def _builders_store(overlay: Path) -> Store | None:
+    """The store of builds on this host, in the cache that the overlay is in: what all libraries share is there already,
+    or is kept there for the next compile. None where it is not for this user to write."""
+    root = overlay.parents[2] / "build"
+    return None if untrusted(root) or not os.access(root, os.W_OK) else Store(root)
 
 
 def _job(

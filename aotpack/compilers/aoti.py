@@ -39,8 +39,9 @@ from aotpack_runtime.store import Store
 Json = Any
 
 
-def compile(job: Mapping[str, Json], store: Store) -> Json:
-    """Compile `job` and put the files in `store`; the record has files, guards, examples, constants and needs.
+def compile(job: Mapping[str, Json], store: Store, *, kept: Store | None = None) -> Json:
+    """Compile `job` and put the files in `store`; the record has files, guards, examples, constants and needs. What all
+    libraries share comes from `kept`, where `store` ends with the job.
 
     CompileError says what the toolchain said.
     """
@@ -56,7 +57,7 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
         attention_for(torch.cuda.get_device_properties(), attentions, variant) if attentions.named else nullcontext()
     )
     among = job.get("among")  # a miss has none: its store ends with it
-    shared = store if among is not None else None
+    shared = kept if among is None else store
     headers = among is not None and among > ALONE
     with build_folder(store, job["key"]) as folder:
         with named:

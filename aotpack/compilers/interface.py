@@ -80,12 +80,14 @@ def _object(text: str, words: Sequence[str], wrapper: Path, store: Store) -> Pat
     key = _key(text, rest, source)
     with held(store.root / "build" / f"interface-{key[:32]}.lock"):
         record = store.get_record("interface", key)
-        if record is None:
+        found = store.checked(record) if record is not None else None  # it is linked into what servers run
+        if found is None:
             made = source.with_suffix(".o")
             _run([*rest, "-c", str(source), "-o", str(made)], source.parent)
             record = store.put_file(made)
             store.put_record("interface", key, record)
-    return store.object(record["sha256"])
+            found = store.object(record["sha256"])
+    return found
 
 
 _keys: dict[tuple[str, ...], str] = {}

@@ -50,6 +50,19 @@ class Store:
         """Where the bytes with this digest are, or would be."""
         return self.root / "objects" / digest[:2] / digest
 
+    def checked(self, file: Json) -> Path | None:
+        """Where the bytes of a file that a record names are, hashed now; None, and what is there is removed, where they
+        are other bytes."""
+        path = self.object(file["sha256"])
+        try:
+            with path.open("rb") as opened:
+                if hashlib.file_digest(opened, "sha256").hexdigest() == file["sha256"]:
+                    return path
+            path.unlink()
+        except OSError:
+            pass
+        return None
+
     def put_record(self, kind: str, key: str, value: Json) -> None:
         target = self._record(kind, key)
         with self._replacing(target) as temporary:

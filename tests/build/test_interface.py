@@ -13,6 +13,7 @@ from aotpack.build import build
 from aotpack.compilers import interface
 from aotpack.compilers.inductor import ALONE
 from aotpack.manifest import read_manifest
+from aotpack.miss import _builders_store
 from aotpack_runtime.bundle import open_bundle
 from aotpack_runtime.store import Store
 from tests.support.building import ROOT
@@ -92,6 +93,32 @@ def test_its_object_is_made_once_for_the_same_text_and_flags(tmp_path: Path, mon
     compiles.headers = b"another release of torch"
     made("-O1", "-march=x86-64-v3")
     assert compiles.count() == 4
+
+
+def test_an_object_that_is_not_what_was_kept_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiles, store = Compiles(monkeypatch), Store(tmp_path / "store")
+    source = tmp_path / "model.wrapper.cpp"
+    words = ["g++", str(source), "-c", "-o", str(tmp_path / "model.wrapper.o")]
+    kept = interface._object("text", words, source, store)
+    for damage in (b"objecT", b"", b"object, and more"):
+        kept.write_bytes(damage)
+        assert interface._object("text", words, source, store).read_bytes() == b"object"
+    kept.unlink()
+    assert interface._object("text", words, source, store).read_bytes() == b"object"
+    assert compiles.count() == 5
+
+
+def test_a_miss_uses_the_store_of_builds_where_nobody_else_can_write_it(tmp_path: Path) -> None:
+    overlay = tmp_path / "cache" / "overlay" / "bundle" / "host"
+    found = _builders_store(overlay)
+    assert found is not None
+    assert found.root == tmp_path / "cache" / "build"
+    found.root.chmod(0o777)
+    assert _builders_store(overlay) is None
+    found.root.chmod(0o700)
+    found.root.rmdir()
+    found.root.write_text("no folder")
+    assert _builders_store(overlay) is None
 
 
 @pytest.mark.slow
