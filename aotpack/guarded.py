@@ -57,7 +57,7 @@ def _work(root: str) -> NoReturn:
 
 
 def _step_back(nice: int) -> None:
-    """Behind the server by `nice`, and at 19 behind whatever else runs.
+    """Behind the server by `nice`, and at 19 behind whatever else runs; first to go where memory runs out.
 
     Linux groups processes by session where it schedules for a desktop (sched_autogroup_enabled, which servers have on
     too), and shares the CPUs out between the groups: there a process of a session of its own is nice to itself alone,
@@ -70,6 +70,8 @@ def _step_back(nice: int) -> None:
         os.sched_setscheduler(0, policy, os.sched_param(0))
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(nice))
+    with contextlib.suppress(OSError):  # whoever runs out of memory ends the compile, and no server
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _die_with(parent: int, number: signal.Signals) -> None:

@@ -20,7 +20,7 @@ from aotpack_runtime.format import layout
 from aotpack_runtime.format.fingerprint import digest
 from aotpack_runtime.format.index import File, Index, Variant
 from aotpack_runtime.format.index_json import parse
-from aotpack_runtime.weights import WeightsFile, map_weights
+from aotpack_runtime.weights import Gone, WeightsFile, map_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +35,19 @@ WORTH_A_THREAD_BYTES = 16 << 20
 """Of weights: ten milliseconds of hashing; a choice."""
 
 
+class Opened:
+    """An open file, closed with the last who holds it. Whoever reads it while its bundle is closed would find another
+    file under a number that was given back, and run it."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.number)
+
+
 class Bundle:
     """An opened bundle. `check`: `full` hashes every member before its first use, `index` compares sizes only,
     `off` trusts the disk."""
@@ -45,11 +58,11 @@ class Bundle:
         index: Index,
         digest: str,
         members: Mapping[str, File],
-        descriptors: dict[str, int],
+        opened: dict[str, Opened],
         check: Check,
     ) -> None:
         self.folder, self.index, self.digest, self.check = os.path.abspath(folder), index, digest, check
-        self._descriptors, self._checked = descriptors, set[str]()
+        self._opened, self._checked = opened, set[str]()
         self._members = members
         self._ahead: threading.Thread | None = None
 
@@ -67,18 +80,18 @@ class Bundle:
 
     def path(self, member: str) -> str:
         """A path that opens `member` as it was when the bundle was opened, its bytes checked."""
-        descriptor = self._open(member)
-        self._verify(member, descriptor)
+        opened = self._open(member)
+        self._verify(member, opened)
         path = os.path.join(self.folder, member)
         try:
-            now, then = os.stat(path), os.fstat(descriptor)
+            now, then = os.stat(path), os.fstat(opened.number)
             if (now.st_dev, now.st_ino) == (then.st_dev, then.st_ino):
                 return path
         except OSError:
             pass
         # The folder was replaced meanwhile. The dynamic loader knows libraries by path, so this descriptor is never
         # given back: its number must not come to mean another file.
-        return f"/proc/self/fd/{os.dup(descriptor)}"
+        return f"/proc/self/fd/{os.dup(opened.number)}"
 
     def check_weights_ahead(self) -> None:
         """Begin to hash the weights beside what the caller does next, such as importing torch. Who needs them waits,
@@ -87,14 +100,11 @@ class Bundle:
         if file is None or file.size_bytes < WORTH_A_THREAD_BYTES or self.check != "full":
             return
         member = layout.weights(file.digest)
-        descriptor = os.dup(self._open(member))
+        opened = self._open(member)
 
         def check() -> None:
-            try:
-                with contextlib.suppress(BundleError, OSError):
-                    self._verify(member, descriptor)
-            finally:
-                os.close(descriptor)
+            with contextlib.suppress(BundleError, OSError):
+                self._verify(member, opened)
 
         self._ahead = threading.Thread(target=check, name="aotpack-weights", daemon=True)
         self._ahead.start()
@@ -108,8 +118,8 @@ class Bundle:
         if check:
             self.check_weights()
         member = layout.weights(self.index.weights_file.digest)
-        descriptor = self._open(member)
-        return map_weights(descriptor, member) if keep else WeightsFile(descriptor, member)
+        opened = self._open(member)
+        return map_weights(opened.number, member) if keep else WeightsFile(opened.number, member)
 
     def check_weights(self) -> None:
         """Raises what is wrong with the weights file; hashed once."""
@@ -127,29 +137,28 @@ class Bundle:
             progress(member)
 
     def close(self) -> None:
-        """Give back the file descriptors; what is mapped stays mapped."""
-        descriptors, self._descriptors = self._descriptors, {}
-        for descriptor in descriptors.values():
-            os.close(descriptor)
+        """Give back the file descriptors, those that a thread reads when it has; what is mapped stays mapped."""
+        self._opened = Gone()
 
     def __del__(self) -> None:
         self.close()
 
-    def _open(self, member: str) -> int:
-        descriptor = self._descriptors.get(member)
-        if descriptor is None:
-            descriptor = self._descriptors[member] = _open_member(self.folder, member)
-        return descriptor
+    def _open(self, member: str) -> Opened:
+        known = self._opened
+        try:
+            return known[member]
+        except KeyError:
+            return known.setdefault(member, _open_member(self.folder, member))
 
-    def _verify(self, member: str, descriptor: int, *, full: bool = False) -> None:
+    def _verify(self, member: str, opened: Opened, *, full: bool = False) -> None:
         if (member in self._checked and not full) or (self.check == "off" and not full):
             return
         wanted = self._members[member]
-        size = os.fstat(descriptor).st_size
+        size = os.fstat(opened.number).st_size
         if size != wanted.size_bytes:
             raise MalformedBundle(member, f"has {size} bytes, the index says {wanted.size_bytes}")
         if self.check == "full" or full:
-            actual = _hash(descriptor)
+            actual = _hash(opened.number)
             if actual != wanted.digest:
                 raise DigestMismatch(member, expected=wanted.digest, actual=actual)
         self._checked.add(member)
@@ -197,37 +206,28 @@ def _locate(path: str) -> str:
 
 def _open_folder(root: str, check: Check) -> Bundle:
     try:
-        descriptor = _open_member(root, layout.INDEX)
+        file = _open_member(root, layout.INDEX)
     except MalformedBundle as error:
         if isinstance(error.__cause__, FileNotFoundError):
             raise BundleError(f"{root}: is a directory without {layout.INDEX}, not a bundle") from None
         raise
-    with os.fdopen(descriptor, "rb") as file:
-        data = file.read(MAX_INDEX_BYTES)
+    with os.fdopen(file.number, "rb", closefd=False) as reader:
+        data = reader.read(MAX_INDEX_BYTES)
     index = parse(data)
-    descriptors: dict[str, int] = {}
-    try:
-        members = index.members()
-        if len(members) <= MAX_OPEN_FILES:
-            for member in members:
-                descriptors[member] = _open_member(root, member)
-    except BaseException:
-        for opened in descriptors.values():
-            os.close(opened)
-        raise
-    return Bundle(root, index, digest(data), members, descriptors, check)
+    members = index.members()
+    opened = {member: _open_member(root, member) for member in members} if len(members) <= MAX_OPEN_FILES else {}
+    return Bundle(root, index, digest(data), members, opened, check)
 
 
-def _open_member(root: str, member: str) -> int:
-    """A descriptor of a plain file; anything else is refused rather than waited for (a pipe) or read without end."""
+def _open_member(root: str, member: str) -> Opened:
+    """A plain file; anything else is refused rather than waited for (a pipe) or read without end."""
     try:
-        descriptor = os.open(os.path.join(root, member), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        opened = Opened(os.open(os.path.join(root, member), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:
         raise MalformedBundle(member, f"cannot be opened: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
+    if not stat.S_ISREG(os.fstat(opened.number).st_mode):
         raise MalformedBundle(member, "is not a plain file")
-    return descriptor
+    return opened
 
 
 def _hash(descriptor: int) -> str:

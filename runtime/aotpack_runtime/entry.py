@@ -112,7 +112,7 @@ class Entry:
     def set_aside(self, variant: Variant, error: AotpackError) -> None:
         """A variant that does not load is skipped from now on, with its reason: a bundle is an advisory artifact."""
         with self._lock:
-            if variant.id in dict(self._skipped):
+            if self.closed or variant.id in dict(self._skipped):
                 return
             logs.logger("dispatch").warning("%s does not load and is skipped: %s", variant.id, error)
             self._skipped.append((variant.id, f"does not load: {error}"))

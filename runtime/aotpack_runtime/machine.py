@@ -227,6 +227,18 @@ def untrusted(folder: Path) -> str:
     return ""
 
 
+def in_main_interpreter() -> bool:
+    """Is this Python's main interpreter? From C, Python is called back in that one alone: in another a call of DLPack's
+    waits for ever (Python 3.11)."""
+    try:
+        import ctypes
+    except ImportError:  # of an interpreter with a lock of its own
+        return False
+    ask = ctypes.PYFUNCTYPE(ctypes.c_void_p)
+    here, main = [ask((f"PyInterpreterState_{name}", ctypes.pythonapi))() for name in ("Get", "Main")]
+    return bool(here == main)
+
+
 def allowed_mismatches() -> frozenset[str]:
     """Requirements that AOTPACK_ALLOW says not to check."""
     return frozenset(word.strip() for word in os.environ.get("AOTPACK_ALLOW", "").split(",") if word.strip())

@@ -27,7 +27,7 @@ from aotpack_runtime.loaders import (
     loader,
 )
 from aotpack_runtime.logs import configure
-from aotpack_runtime.machine import allowed_mismatches, cache_dir, named_cache, this_machine
+from aotpack_runtime.machine import allowed_mismatches, cache_dir, in_main_interpreter, named_cache, this_machine
 from aotpack_runtime.verdict import judge, reject_variant
 from aotpack_runtime.weight_sets import WeightSets
 
@@ -78,6 +78,11 @@ def load(
         raise AotpackError(f"source is {source!r}; expected auto or never")
     if not re.fullmatch(_DEVICE, device):
         raise AotpackError(f"device is {device!r}; expected cpu, cuda or cuda:N")
+    if not in_main_interpreter():
+        raise AotpackError(
+            "a bundle is served in Python's main interpreter, and this is another one",
+            hint="with mod_wsgi: WSGIApplicationGroup %{GLOBAL}",
+        )
     configure()
     bundle = open_bundle(path, check=check)
     try:
@@ -342,6 +347,8 @@ class Session:
         """Of a kernel it is loaded, not run: what it writes is the caller's."""
         try:
             entry.load(variant)
+        except SessionClosed:  # meanwhile
+            raise
         except AotpackError as error:
             entry.set_aside(variant, error)
             return

@@ -3,26 +3,28 @@ that an array names itself, else the default stream."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from aotpack_runtime.drivers.probe import wait_for
 from aotpack_runtime.imported import imported
 
-_local = threading.local()
+_said: ContextVar[int | None] = ContextVar("aotpack_stream", default=None)
+"""Of a context, not of a thread: tasks of an event loop take turns in one."""
 
 
 @contextmanager
 def use_stream(handle: int) -> Iterator[None]:
-    """Kernels called inside, with arrays that are not torch's, go to the CUDA stream with this handle (a number)."""
+    """Kernels called inside, with arrays that are not torch's, go to the CUDA stream with this handle (a number). It is
+    said for this thread, or this task of an event loop, and for what they start with a copy of their context."""
     check_stream(handle)
-    before = getattr(_local, "handle", None)
-    _local.handle = int(handle)
+    before = _said.get()
+    _said.set(int(handle))
     try:
         yield
     finally:
-        _local.handle = before
+        _said.set(before)
 
 
 def check_stream(handle: object) -> None:
@@ -32,9 +34,8 @@ def check_stream(handle: object) -> None:
 
 
 def said_stream() -> int | None:
-    """The handle that `use_stream` says in this thread, None outside of it."""
-    handle: int | None = getattr(_local, "handle", None)
-    return handle
+    """The handle that `use_stream` says here, None outside of it."""
+    return _said.get()
 
 
 def ready_on(stream: int, device: str) -> None:

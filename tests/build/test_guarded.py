@@ -16,7 +16,8 @@ from aotpack.guarded import _step_back
 
 _step_back({nice})
 group = Path("/proc/self/autogroup")
-print(os.nice(0), os.sched_getscheduler(0), group.read_text().split()[-1] if group.exists() else {nice})
+last = Path("/proc/self/oom_score_adj").read_text().strip()
+print(os.nice(0), os.sched_getscheduler(0), group.read_text().split()[-1] if group.exists() else {nice}, last)
 """
 
 
@@ -27,4 +28,4 @@ def test_it_steps_back_behind_what_runs_in_other_sessions_too(nice: int, policy:
         [sys.executable, "-c", PROGRAM.format(nice=nice)], start_new_session=True, capture_output=True, text=True,
         check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, cwd=Path(__file__).parent,
     )  # fmt: skip
-    assert done.stdout.split() == [str(nice), str(policy), str(nice)]
+    assert done.stdout.split() == [str(nice), str(policy), str(nice), "1000"]

@@ -575,6 +575,27 @@ print(json.dumps([everything <= set(wanted), len(everything)]))
     assert serve(models, code) == [True, 2]
 
 
+@pytest.mark.parametrize("tensors", ["array", "torch"])
+def test_a_warm_up_that_a_session_is_closed_under_says_so_and_nothing_is_set_aside(models: Path, tensors: str) -> None:
+    code = f"""
+import time
+
+said, aside = [], []
+for pause in (0, 0.01, 0.03, 0.1, 0.2):
+    session = apr.load(bundle, tensors={tensors!r}, source="never")
+    warming = threading.Thread(target=lambda: said.append(refused(session.warmup, "all")))
+    warming.start()
+    time.sleep(pause)
+    session.close()
+    warming.join()
+    aside += [entry["skipped"] for entry in session.status()["entries"].values() if entry["skipped"]]
+print(json.dumps([said, aside]))
+"""
+    said, aside = serve(models, code)
+    assert {words.partition(":")[0] for words in said} <= {"SessionClosed", "returned"}, said
+    assert aside == []
+
+
 def test_state_is_kept_between_calls_and_put_back_by_a_warm_up(models: Path) -> None:
     code = """
 session = apr.load(bundle)

@@ -26,6 +26,7 @@ from aotpack_runtime.jit.budget import Breaker, pause_s
 from aotpack_runtime.jit.compile import Child, Limits, unavailable
 from aotpack_runtime.jit.flight import held
 from aotpack_runtime.jit.gpu import visible
+from aotpack_runtime.jit.memory import shortage
 from aotpack_runtime.jit.misslog import MissLog
 from aotpack_runtime.jit.overlay import Compiled, Overlay, evict
 from aotpack_runtime.jit.place import distrusted, overlay_root, unwritable
@@ -224,6 +225,8 @@ class Jit:
             with held(*slots, stopped=lambda: self._closed) as free, overlay.building(ask.key) as folder:
                 if not free or not self.breaker.allows():
                     raise CompileError(ask.request.label, "stopped: the session was closed, or the breaker opened")
+                if problem := shortage():
+                    raise CompileError(ask.request.label, problem)
                 self._compile(ask, overlay, folder)
             made = overlay.get(ask.key, self.bundle.index)
             if made is None:
