@@ -7,6 +7,7 @@ become problems (`manifest_report`), and the rules here, which span mappings: na
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from aotpack.manifest_inputs import Linear, parse_axis
 from aotpack.manifest_model import Manifest
 from aotpack.manifest_override import OVERRIDE_FILE, override
 from aotpack.manifest_report import problem_at, report
-from aotpack.suggest import did_you_mean, nearest
+from aotpack.suggest import describe, did_you_mean, nearest
 from aotpack.yaml12 import Node, Steps, dotted, plain, read_document
 from aotpack_runtime.errors import ManifestError, Problem
 
@@ -78,7 +79,19 @@ def _validate(root: Node) -> tuple[Manifest | None, list[Problem]]:
         manifest = Manifest.model_validate(tree, context=models)
     except ValidationError as error:
         problems = list(report(error, root, tree, models))
-    return manifest, problems + list(_unmatched(root, frozenset(problem.path for problem in problems)))
+    mistaken = frozenset(problem.path for problem in problems)
+    return manifest, [*problems, *_endless(root, (), mistaken), *_unmatched(root, mistaken)]
+
+
+def _endless(node: Node, steps: Steps, mistaken: Collection[str]) -> Iterator[Problem]:
+    """Numbers that the JSON of a bundle has no word for, where no model has refused them."""
+    if isinstance(node.value, float) and not math.isfinite(node.value) and dotted(steps) not in mistaken:
+        hint = "; a source that needs it makes it itself" if "args" in steps else ""
+        yield problem_at(node.mark, steps, f"expected a finite number, found {describe(node.value)}{hint}")
+    for key, member in _mapping(node).items():
+        yield from _endless(member, (*steps, key), mistaken)
+    for index, item in enumerate(node.value if isinstance(node.value, tuple) else ()):
+        yield from _endless(item, (*steps, index), mistaken)
 
 
 def _unmatched(root: Node, mistaken: Collection[str]) -> Iterator[Problem]:
@@ -89,7 +102,7 @@ def _unmatched(root: Node, mistaken: Collection[str]) -> Iterator[Problem]:
     targets = _members(root, "targets")
     for name, entry in _members(root, "entries").items():
         steps: Steps = ("entries", name)
-        if dotted((*steps, "kind")) in mistaken:
+        if _kind(entry) not in ("torch_export", *KERNEL_KINDS):
             continue
         listed = _items(entry, "targets")
         for index, target in enumerate(listed):

@@ -47,7 +47,7 @@ from aotpack.manifest_values import (
     matching,
     wrong,
 )
-from aotpack.suggest import describe, did_you_mean
+from aotpack.suggest import describe, did_you_mean, nearest
 
 __all__ = [
     "Build",
@@ -81,13 +81,19 @@ __all__ = [
 
 
 def _known_kind(*kinds: str) -> Callable[[object], object]:
-    """One error for a kind that this version lacks, in place of one for every key that belongs to it."""
+    """One error for a kind that this version lacks, or that is not said, in place of one for every key that belongs
+    to it."""
 
     def check(data: object) -> object:
-        if isinstance(data, dict) and "kind" in data and data["kind"] not in kinds:
-            kind = repr(data["kind"]) if isinstance(data["kind"], str) else describe(data["kind"])
-            raise wrong(f"kind {kind} is not supported by this version; supported: {', '.join(kinds)}", "kind")
-        return data
+        if not isinstance(data, dict) or data.get("kind") in kinds:
+            return data
+        if "kind" not in data:
+            slip = nearest("kind", data)
+            if slip is not None:
+                raise wrong(f"unknown key {slip!r}; did you mean 'kind'?", slip, "[key]")
+            raise wrong(f"missing key 'kind': {', '.join(kinds[:-1])} or {kinds[-1]}")
+        kind = repr(data["kind"]) if isinstance(data["kind"], str) else describe(data["kind"])
+        raise wrong(f"kind {kind} is not supported by this version; supported: {', '.join(kinds)}", "kind")
 
     return check
 

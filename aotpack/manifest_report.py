@@ -97,9 +97,10 @@ def _missing(key: str | int, model: type[BaseModel] | None) -> str:
 
 def _misused(one: ErrorDetails, root: Node, tree: Any) -> Problem:
     """The problem of a key or value that is there and is not what it should be."""
-    loc, context = one["loc"], one.get("ctx", {})
+    context = one.get("ctx", {})
+    loc = (*one["loc"], *context.get("at", ()))
     of_key = loc[-1:] == ("[key]",)
-    steps, node, _ = _follow(root, tree, (*loc[: -1 if of_key else None], *context.get("at", ())))
+    steps, node, _ = _follow(root, tree, loc[:-1] if of_key else loc)
     mark = node.key if of_key and node.key else node.mark
     return problem_at(mark, steps, _message(one["type"], one["msg"], context, node))
 

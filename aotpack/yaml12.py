@@ -278,7 +278,7 @@ class _Reader:
             self.note(mark, steps, f"the number {text[:30]} does not fit 64 bits; if it is text, put it in quotes")
             return 2**63 - 1 if value > 0 else -(2**63)
         if value in (float("inf"), float("-inf")) and not _SPECIAL.fullmatch(text):
-            self.note(mark, steps, f"the number {text[:30]} is too large; write .inf if infinity is meant")
+            self.note(mark, steps, f"the number {text[:30]} is too large")
         return value
 
 

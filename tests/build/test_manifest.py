@@ -341,6 +341,25 @@ entries:
             "{kind: cpu}", "{}", "3:16 targets.cpu: missing key 'kind': cpu or cuda", id="target-without-kind"
         ),
         pytest.param(
+            "kind: torch_export\n",
+            "grid: [1]\n",
+            "6:5 entries.encoder: missing key 'kind': torch_export, triton or nvrtc",
+            id="entry-without-kind",
+        ),
+        pytest.param(
+            "kind: torch_export\n",
+            "kimd: triton\n    grid: [1]\n",
+            "6:5 entries.encoder.kimd: unknown key 'kimd'; did you mean 'kind'?",
+            id="misspelt-kind",
+        ),
+        pytest.param(
+            '"model:build"',
+            '"model:build"\n    args: {sizes: [1, {eps: .nan}]}',
+            "8:29 entries.encoder.args.sizes[1].eps: expected a finite number, found the number nan; "
+            "a source that needs it makes it itself",
+            id="nan-for-the-source",
+        ),
+        pytest.param(
             "{kind: cpu}",
             "{kind: gpu}",
             "3:23 targets.cpu.kind: kind 'gpu' is not supported by this version; supported: cpu, cuda",

@@ -148,7 +148,7 @@ def test_a_tab_is_called_a_tab() -> None:
         ),
         pytest.param(
             b"a: 1e999\n",
-            "m.yaml:1:4: error: a: the number 1e999 is too large; write .inf if infinity is meant",
+            "m.yaml:1:4: error: a: the number 1e999 is too large",
             id="huge-float",
         ),
         pytest.param(
