@@ -39,12 +39,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Slim:
-    """What was written to `path`; `host` names the libraries that the host has to bring itself."""
+    """What was written to `path`; `host` names the libraries that the host has to bring itself. `unused_cuda` when
+    libraries of CUDA are there for torch's own alone, and nothing in the bundle is for a GPU."""
 
     path: Path
     parts: tuple[Part, ...]
     host: tuple[str, ...]
     torch: str
+    unused_cuda: bool
 
 
 def export_slim(bundle: Path, out: Path) -> Slim:
@@ -74,7 +76,11 @@ def export_slim(bundle: Path, out: Path) -> Slim:
         os.rename(folder, out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Slim(out, tuple(sorted(parts, key=lambda part: -part.size_bytes)), tuple(sorted(host)), machine.torch)
+    for_gpu = any(variant.target.device == "cuda" for variant in opened.index.variants())
+    return Slim(
+        out, tuple(sorted(parts, key=lambda part: -part.size_bytes)), tuple(sorted(host)), machine.torch,
+        unused_cuda=machine.torch_cuda is not None and not for_gpu,
+    )  # fmt: skip
 
 
 def _libraries_of(bundle: Bundle) -> Iterator[Path]:

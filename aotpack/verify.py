@@ -65,10 +65,17 @@ class Bundle:
 
     _open: ClassVar[dict[str, Bundle]] = {}
 
-    def __init__(self, path: str, folder: Path, *, need_source: bool = True) -> None:
+    def __init__(
+        self,
+        path: str,
+        folder: Path,
+        *,
+        need_source: bool = True,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
         import_modules((), folder)  # the entries' `imports` are looked up beside the manifest first
         self.index = open_bundle(path).index
-        self._path, self._folder, self._need_source = path, folder, need_source
+        self._path, self._folder, self._need_source, self._report = path, folder, need_source, report
         self._sessions: dict[str, Session] = {}
         self._references: dict[tuple[str, str], Reference] = {}
 
@@ -134,7 +141,8 @@ class Bundle:
             cases += 1
         if entry.record.on_miss.get("policy") == "pad" and variant in entry.variants:
             cases += self._verify_padded(entry, variant, reference)
-        return Verified(cases, worst, not random, reference.name, tuple(refused))
+        itself = isinstance(reference, _Program) and variant in record.programs
+        return Verified(cases, worst, not random, "itself" if itself else reference.name, tuple(refused))
 
     def _verify_padded(self, entry: TorchEntry, variant: Variant, reference: Reference) -> int:
         """Calls a little smaller than the variant takes, padded up and cut back: they must be what eager gives too."""
@@ -170,9 +178,10 @@ class Bundle:
         if key not in self._references:
             try:
                 made: Reference = _Source(entry, self._folder, session, weight_set)
-            except SourceError:
+            except SourceError as error:
                 if self._need_source:
                     raise
+                self._report(f"{entry.record.name}: compared with the bundle's own program, not with eager: {error}")
                 made = _Program(entry)
             self._references[key] = made
         return self._references[key]
@@ -288,19 +297,20 @@ class _Source:
             if not same or not torch.equal(_bits(found), _bits(tensor)):
                 raise CompileError(
                     self._entry.name,
-                    f"its source gives another {name!r} each time it is constructed",
-                    hint="draw random weights from torch.manual_seed(...)",
+                    f"its source gives another {name!r} than the bundle has",
+                    hint="draw random weights from torch.manual_seed(...), and build again when the source has changed",
                 )
 
 
 def verify_bundle(
-    path: str, folder: Path, report: Callable[[str], None] = lambda name: None
+    path: str, folder: Path, report: Callable[[str], None] = lambda text: None
 ) -> tuple[dict[str, Verified | str], dict[str, str]]:
     """What was seen of each variant, or in words what is wrong with it; and which do not fit this host, and why.
 
-    Digests are checked first: BundleError when a member changed. The source is looked up in `folder` first.
+    Digests are checked first: BundleError when a member changed. The source is looked up in `folder` first. `report` is
+    told what is being verified, and which entries could not be compared with their source.
     """
-    bundle = Bundle(path, folder.absolute(), need_source=False)
+    bundle = Bundle(path, folder.absolute(), need_source=False, report=report)
     open_bundle(path, check="full").verify()
     seen: dict[str, Verified | str] = {}
     entries = bundle.index.entries
@@ -318,7 +328,7 @@ def verify_bundle(
         for variant in (*record.variants, *record.programs):
             if variant.id in skipped:
                 continue
-            report(variant.id)
+            report(f"verifying {variant.id}")
             try:
                 seen[variant.id] = bundle.verify(name, variant.id)
             except AotpackError as error:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aotpack_runtime.errors import UsageError
@@ -40,6 +42,11 @@ class Gate:
     limit: float
     relative: bool
 
+    def require(self, baseline: Json | None) -> None:
+        """UsageError when the gate compares with a baseline and there is none."""
+        if self.relative and baseline is None:
+            raise UsageError(f"--fail-if {self.text!r} needs --baseline", hint="give the JSON of an older run")
+
     def broken(self, report: Json, baseline: Json | None) -> str | None:
         """What broke the gate in one line, None when it holds."""
         try:
@@ -47,13 +54,26 @@ class Gate:
         except (KeyError, IndexError, TypeError):
             raise UsageError(f"--fail-if {self.text!r}: this run did not measure {self.metric}") from None
         limit = self.limit
+        self.require(baseline)
         if self.relative:
-            if baseline is None:
-                raise UsageError(f"--fail-if {self.text!r} needs --baseline", hint="give the JSON of an older run")
-            limit *= METRICS[self.metric](baseline)
+            try:
+                limit *= METRICS[self.metric](baseline)
+            except (KeyError, IndexError, TypeError):
+                raise UsageError(f"--fail-if {self.text!r}: --baseline did not measure {self.metric}") from None
         if not _SIGNS[self.sign](found, limit):
             return None
         return f"{self.text}: {self.metric} is {found:.6g}, the limit is {limit:.6g}"
+
+
+def read_baseline(path: Path) -> Json:
+    """The report at `path`; UsageError for what is none."""
+    try:
+        report = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--baseline {path}: {error}", hint="give the JSON of an older run") from None
+    if not isinstance(report, dict) or not {"modes", "bundle"} <= report.keys():
+        raise UsageError(f"--baseline {path}: is no report of a run", hint="give the JSON of an older run")
+    return report
 
 
 def parse_gate(text: str) -> Gate:

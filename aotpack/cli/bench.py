@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, note, result
+from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, device_of, note, result
 from aotpack_runtime.errors import UsageError
 
 Json = Any
@@ -40,17 +41,20 @@ def command(
     debug: bool = DEBUG_OPTION,
 ) -> int:
     """Time process start to the first right output, in fresh processes, and each next shape's first call."""
-    from aotpack.bench.gate import parse_gate
+    from aotpack.bench.gate import parse_gate, read_baseline
     from aotpack.bench.report import table
     from aotpack.bench.run import run_bench
 
     gates = [parse_gate(text) for text in fail_if]
-    older = None if baseline is None else json.loads(baseline.read_text())
+    older = None if baseline is None else read_baseline(baseline)
+    for gate in gates:
+        gate.require(older)
+    page = None if html is None else import_module("aotpack.bench.html")  # what it lacks is told before it is needed
     wanted = modes.split(",") if modes else None
     report = run_bench(
         bundle,
         entry=entry,
-        device=device,
+        device=None if device is None else device_of(device, None),
         calls=[_shapes(text) for text in call],
         source=source,
         manifest=manifest,
@@ -60,10 +64,8 @@ def command(
         report=note,
         keep=partial(_keep, out) if out else lambda found: None,
     )
-    if html is not None:
-        from aotpack.bench.html import write_page
-
-        write_page(report, html)
+    if page is not None:
+        page.write_page(report, html)
     broken = [text for gate in gates if report["ok"] and (text := gate.broken(report, older))]
     report["gates"] = {"broken": broken, "ok": not broken}
     report["ok"] = report["ok"] and not broken

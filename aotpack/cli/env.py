@@ -14,6 +14,8 @@ _PACKAGES = (
     "aotpack-runtime",
     "torch",
     "triton",
+    "nvidia-cuda-nvrtc-cu12",
+    "cuda-bindings",
     "safetensors",
     "numpy",
     "transformers",
@@ -21,9 +23,11 @@ _PACKAGES = (
     "typer",
 )
 _VARIABLES = (
-    "AOTPACK_MODE", "AOTPACK_ALLOW", "AOTPACK_CACHE_DIR", "AOTPACK_CHECK", "AOTPACK_JOBS", "CXX", "TMPDIR",
-    "TORCHINDUCTOR_CACHE_DIR", "OMP_NUM_THREADS",
+    "AOTPACK_MODE", "AOTPACK_ALLOW", "AOTPACK_CACHE_DIR", "AOTPACK_CHECK", "AOTPACK_JOBS", "AOTPACK_LOG",
+    "AOTPACK_MISS_LOG", "AOTPACK_JIT_JOBS", "AOTPACK_JIT_NICE", "CXX", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR",
+    "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
+"""Those of aotpack in the order of the README's table; what else is set and begins like them may be a misspelling."""
 
 
 def command(as_json: bool = JSON_OPTION, debug: bool = DEBUG_OPTION) -> None:
@@ -31,8 +35,9 @@ def command(as_json: bool = JSON_OPTION, debug: bool = DEBUG_OPTION) -> None:
     from aotpack_runtime.machine import cache_dir, this_machine
 
     machine = this_machine()
+    packages = {name: _version(name) for name in _PACKAGES}
     value = {
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": packages,
         "python": platform.python_version(),
         "machine": {
             "arch": machine.arch,
@@ -41,8 +46,15 @@ def command(as_json: bool = JSON_OPTION, debug: bool = DEBUG_OPTION) -> None:
             "libstdcxx": machine.libstdcxx,
             "cxx": shutil.which(os.environ.get("CXX", "g++")),
             "levels": _levels(machine.cpu_flags),
+            "torch_cuda": machine.torch_cuda if packages["torch"] else None,
+            "gpus": [f"{gpu.name} sm_{gpu.capability[0]}{gpu.capability[1]}" for gpu in machine.gpus],
         },
         "variables": {name: os.environ.get(name) for name in _VARIABLES},
+        "unknown_variables": {
+            name: os.environ[name]
+            for name in sorted(os.environ)
+            if name.startswith("AOTPACK_") and name not in _VARIABLES
+        },
         "cache_dir": str(cache_dir()),
     }
     lines = [

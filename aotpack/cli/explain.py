@@ -67,19 +67,24 @@ def command(
     served = Dispatcher(record.parameter_names, record.programs).choose(call)
     fallback = served.variant.id if isinstance(served, Hit) else None
     lines = ["miss", *[f"  {name}: {reason}" for name, reason in decision.reasons.items()]]
-    if record.kernel is None:
+    if record.on_miss.get("policy") == "error":
+        lines.append("an error: the manifest says `on_miss: {policy: error}`")
+    elif record.kernel is None:
         lines.append(f"served by: {fallback or 'the source, where it can be imported'}")
     result({"ok": True, "miss": decision.reasons, "fallback": fallback}, as_json=as_json, text="\n".join(lines))
 
 
 def _dispatcher(record: Entry, device: str, machine: str | None) -> Dispatcher:
-    """Over the variants of a model for a kind of device; over those of a kernel that fit the GPU."""
+    """Over the variants of a model for a kind of device; over those of a kernel that fit the GPU. The others are
+    named with their reason."""
     from aotpack_runtime.dispatch import Dispatcher, KernelDispatcher
-    from aotpack_runtime.verdict import reject_variant
+    from aotpack_runtime.verdict import elsewhere, reject_variant
 
     if record.kernel is None:
-        variants = [variant for variant in record.variants if variant.target.device == device.partition(":")[0]]
-        return Dispatcher(record.parameter_names, variants)
+        kind = device.partition(":")[0]
+        ours = [variant for variant in record.variants if variant.target.device == kind]
+        others = [variant for variant in record.variants if variant.target.device != kind]
+        return Dispatcher(record.parameter_names, ours, [(each.id, elsewhere(each, device)) for each in others])
     host = machine_of(machine)
     reasons = {variant.id: reject_variant(variant, device, host) for variant in record.variants}
     return KernelDispatcher(
@@ -97,12 +102,15 @@ def _call(record: Entry, shapes: list[str], values: list[str], device: str) -> C
     from aotpack_runtime.format.tree import LEAF, flatten, paths
 
     given: dict[str, Any] = {**dict(_tensor(text, device) for text in shapes), **dict(_scalar(text) for text in values)}
+    names = ", ".join(record.parameter_names)
+    for path in given:
+        if not any(_belongs(path, name) for name in record.parameter_names):
+            raise typer.BadParameter(f"{record.name} has no argument {path!r}; it has: {names}")
     trees: list[Tree] = []
     leaves: list[Any] = []
+    missing: list[str] = []
     for position, parameter in enumerate(record.parameters):
-        own = {
-            path: given.pop(path) for path in list(given) if re.fullmatch(re.escape(parameter.name) + r"(\W.*)?", path)
-        }
+        own = {path: leaf for path, leaf in given.items() if _belongs(path, parameter.name)}
         whole = own.get(parameter.name) if len(own) == 1 else None
         if isinstance(whole, TensorMeta):
             trees.append(LEAF)
@@ -121,13 +129,18 @@ def _call(record: Entry, shapes: list[str], values: list[str], device: str) -> C
         elif parameter.kind == "var_keyword":
             trees.append(("dict", ()))
         else:
-            raise typer.BadParameter(
-                f"{record.name} needs the argument {parameter.name!r}: --shape {parameter.name}=8x128:float32"
-            )
-    if given:
-        names = ", ".join(record.parameter_names)
-        raise typer.BadParameter(f"{record.name} has no argument {next(iter(given))!r}; it has: {names}")
+            missing.append(parameter.name)
+    if missing:
+        raise typer.BadParameter(
+            f"{record.name} also needs {', '.join(missing)}: --shape {missing[0]}=8x128:float32 says a tensor, "
+            f"--value {missing[0]}=8 anything else"
+        )
     return Call(tuple(trees), tuple(leaves))
+
+
+def _belongs(path: str, parameter: str) -> bool:
+    """Is `path` the parameter or a leaf inside of it: `x`, `x[0]`, `x.mask`?"""
+    return re.fullmatch(re.escape(parameter) + r"(\W.*)?", path) is not None
 
 
 def _tree_of(record: Entry, position: int, given: Collection[str]) -> Tree:

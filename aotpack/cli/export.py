@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, result, table
+from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, note, result, table
 
 
 class Form(StrEnum):
@@ -31,6 +31,11 @@ def command(
 
     slim = export_slim(bundle, out)
     total = sum(part.size_bytes for part in slim.parts)
+    if slim.unused_cuda:
+        note(
+            f"torch {slim.torch} is a CUDA build, whose libraries need those of CUDA; the bundle is for CPUs alone: "
+            "exported where the CPU build of the same version is installed it is far smaller"
+        )
     value = {
         "ok": True,
         "path": str(out),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -152,6 +153,10 @@ def machine_of(text: str | None) -> Machine:
 
 def device_of(text: str | None, machine: str | None) -> str:
     """`--device`, else what a made-up machine is asked about."""
+    from aotpack_runtime.format.target import DEVICE
+
+    if text is not None and not re.fullmatch(DEVICE, text):
+        raise typer.BadParameter(f"{text!r} is not cpu, cuda or cuda:N", param_hint="--device")
     return text or ("cuda" if machine else "cpu")
 
 

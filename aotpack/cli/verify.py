@@ -11,7 +11,9 @@ from aotpack.cli.output import DEBUG_OPTION, JSON_OPTION, note, result, table
 
 def command(
     bundle: Path = typer.Argument(help="A bundle folder or archive."),
-    source: Path = typer.Option(Path(), "--source", help="Folder in which the model's source is looked up first."),
+    source: Path = typer.Option(
+        Path(), "--source", exists=True, file_okay=False, help="Folder in which the model's source is looked up first."
+    ),
     as_json: bool = JSON_OPTION,
     debug: bool = DEBUG_OPTION,
 ) -> int:
@@ -28,7 +30,7 @@ def command(
             raise
         raise MissingDependency("torch", needed_for="running variants", install="'aotpack[torch]'") from error
 
-    seen, skipped = verify_bundle(str(bundle), source, lambda name: note(f"verifying {name}"))
+    seen, skipped = verify_bundle(str(bundle), source, note)
     rows = []
     for name, found in seen.items():
         if isinstance(found, str):

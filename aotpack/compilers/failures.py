@@ -13,11 +13,12 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from aotpack.compilers.modules import user_place
 from aotpack.compilers.shapes import LeafSpec, ValueLeaf
+from aotpack.compilers.user_errors import first_line, user_place
 from aotpack_runtime.errors import CompileError
 
 Json = Any
+__all__ = ["SPLIT", "export_error", "first_line", "quiet_export", "require_tensors"]
 
 
 def export_error(variant: str, error: Exception, folder: Path, leaves: Sequence[LeafSpec]) -> CompileError:
@@ -75,11 +76,6 @@ def _caller_names(text: str, leaves: Sequence[LeafSpec]) -> str:
         lambda match: f"{paths[int(match[1])]}.shape[{match[2]}]",
         text,
     )
-
-
-def first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import importlib
 import inspect
 import itertools
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from aotpack.compilers.user_errors import first_line, user_place
 from aotpack_runtime.errors import AotpackError, SourceError
 from aotpack_runtime.format.index import Default, Parameter
 from aotpack_runtime.format.tree import Tree, flatten
@@ -35,17 +35,30 @@ def load_source(source: str, args: Mapping[str, Json], folder: Path) -> torch.nn
             drop_detach(program.graph_module)
             return program.module(check_guards=False)
         except Exception as error:
-            raise SourceError(source, f"cannot be read as a program of torch.export.save: {_line(error)}") from error
+            raise SourceError(
+                source, f"cannot be read as a program of torch.export.save: {first_line(error)}"
+            ) from error
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
         return build_module(source, args)
     except AotpackError as error:
-        raise SourceError(source, getattr(error, "problem", str(error))) from error
+        cause = error.__cause__
+        place = user_place(cause, folder) if isinstance(cause, Exception) else ""
+        hint = (
+            f"it is looked up in {folder} first, then where Python finds modules" if _is_nowhere(cause, source) else ""
+        )
+        raise SourceError(source, f"{getattr(error, 'problem', error)}{place}", hint=hint) from error
     except Exception as error:
         raise SourceError(
-            source, f"raised {type(error).__name__}: {_line(error)}{user_place(error, folder)}"
+            source, f"raised {type(error).__name__}: {first_line(error)}{user_place(error, folder)}"
         ) from error
+
+
+def _is_nowhere(error: BaseException | None, source: str) -> bool:
+    """Was the module of `source` itself not found, or a package that it is in?"""
+    name = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+    return name is not None and f"{source.partition(':')[0]}.".startswith(f"{name}.")
 
 
 def move_module(module: torch.nn.Module, device: str, before: str = "cpu") -> None:
@@ -76,7 +89,7 @@ def import_modules(names: Sequence[str], folder: Path) -> None:
             importlib.import_module(name)
         except Exception as error:
             raise SourceError(
-                name, f"of `imports` cannot be imported: {type(error).__name__}: {_line(error)}"
+                name, f"of `imports` cannot be imported: {type(error).__name__}: {first_line(error)}"
             ) from error
 
 
@@ -209,20 +222,6 @@ def tied_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
         key = _storage(tensor) if tensor.numel() else name
         tied[name] = first.setdefault(key, name)
     return tied
-
-
-def user_place(error: BaseException, folder: Path) -> str:
-    """Such as " at model.py:12", for the last line of the user's files in the traceback, "" when there is none."""
-    root = str(folder.resolve())
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename.startswith(root) and "site-packages" not in frame.filename:
-            return f" at {Path(frame.filename).relative_to(root)}:{frame.lineno}"
-    return ""
-
-
-def _line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 def is_training(module: torch.nn.Module) -> Sequence[str]:

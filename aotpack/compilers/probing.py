@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from aotpack.compilers.compare import difference
-from aotpack.compilers.failures import first_line
 from aotpack.compilers.flat import Flat
 from aotpack.compilers.modules import move_module
 from aotpack.compilers.programs import Example, Program, custom_operators_of, program_weights, resized
@@ -34,6 +33,7 @@ from aotpack.compilers.sizes import (
     sizes_of,
     with_low,
 )
+from aotpack.compilers.user_errors import first_line
 from aotpack_runtime.format.expression import parse, variable
 from aotpack_runtime.format.guard import Guards, IntGuard, Range, TensorGuard
 from aotpack_runtime.loaders.inputs import make_leaves

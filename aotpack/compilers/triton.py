@@ -26,7 +26,8 @@ from aotpack.compilers.triton_rules import (
     read_kernel,
     typed_arguments,
 )
-from aotpack.compilers.triton_source import first_line, load_kernel, own_environment
+from aotpack.compilers.triton_source import load_kernel, own_environment
+from aotpack.compilers.user_errors import first_line
 from aotpack_runtime.errors import CompileError
 from aotpack_runtime.store import Store
 

@@ -10,7 +10,6 @@ import os
 import re
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -19,6 +18,7 @@ from unittest import mock
 
 from aotpack.compilers.dependencies import dependencies, recording
 from aotpack.compilers.triton_rules import read_kernel
+from aotpack.compilers.user_errors import first_line, user_place
 from aotpack_runtime.errors import MissingDependency, SourceError
 from aotpack_runtime.store import Store
 
@@ -56,7 +56,7 @@ def load_kernel(source: str, folder: Path) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        problem = f"cannot be imported: {type(error).__name__}: {first_line(error)}{_place(error, folder)}"
+        problem = f"cannot be imported: {type(error).__name__}: {first_line(error)}{user_place(error, folder)}"
         raise SourceError(source, problem) from error
     found: Any = module
     for part in name.split("."):
@@ -142,20 +142,6 @@ def _text_of(value: Any) -> str:
         except (OSError, TypeError):
             return value.__qualname__
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-
-
-def first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
-
-
-def _place(error: BaseException, folder: Path) -> str:
-    """Such as " at kernels/norm.py:12", for the last line of the user's files in the traceback."""
-    root = str(folder.resolve()) + os.sep
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename.startswith(root):
-            return f" at {frame.filename.removeprefix(root)}:{frame.lineno}"
-    return ""
 
 
 # -------------------------------------------------------------------------------------------------- environment

@@ -166,9 +166,9 @@ class Bundle:
 
 def open_bundle(path: str | os.PathLike[str], *, check: Check | None = None) -> Bundle:
     """Open a bundle folder, or an archive of one (unpacked once into the cache)."""
-    mode = check or os.environ.get("AOTPACK_CHECK", "full")
+    mode = check or os.environ.get("AOTPACK_CHECK") or "full"
     if mode not in ("full", "index", "off"):
-        raise BundleError(f"check is {mode!r}; expected full, index or off")
+        raise BundleError(f"{'check' if check else 'AOTPACK_CHECK'} is {mode!r}; expected full, index or off")
     place = os.fspath(path)
     for attempt in range(5):
         root = _locate(place)

@@ -3,7 +3,7 @@
 | variable | meaning | default |
 |---|---|---|
 | AOTPACK_MODE | `strict`, `eager` or `jit`: what a miss does, over the manifest's `on_miss` | the manifest's |
-| AOTPACK_ALLOW | requirements not to check, comma separated: `torch`, `glibc`, `libstdcxx`, `cpu`, ... | none |
+| AOTPACK_ALLOW | requirements not to judge, comma separated: `torch`, `glibc`, `libstdcxx`, `cpu`, ... | none |
 | AOTPACK_CACHE_DIR | where archives unpack and the builder keeps its results | `~/.cache/aotpack` |
 | AOTPACK_CHECK | digests checked at load: `full`, `index` or `off` | `full` |
 | AOTPACK_LOG | what is said on stderr: `+dispatch,guards,jit,load,bundle` (`logs.py`) | nothing |
@@ -23,6 +23,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from aotpack_runtime.drivers.probe import find_gpus
+from aotpack_runtime.errors import AotpackError
 from aotpack_runtime.format.gpu import NEWEST_CUDA, Gpu
 from aotpack_runtime.imported import imported
 
@@ -237,6 +238,15 @@ def in_main_interpreter() -> bool:
     ask = ctypes.PYFUNCTYPE(ctypes.c_void_p)
     here, main = [ask((f"PyInterpreterState_{name}", ctypes.pythonapi))() for name in ("Get", "Main")]
     return bool(here == main)
+
+
+def check_numbers() -> None:
+    """AotpackError for a variable that should be a number and is not: said at `load`, not behind the first miss."""
+    for name, expected in (("AOTPACK_JIT_JOBS", "[1-9][0-9]*"), ("AOTPACK_JIT_NICE", "1?[0-9]")):
+        text = os.environ.get(name, "")
+        if text and not re.fullmatch(expected, text):
+            least = "1 or more" if name == "AOTPACK_JIT_JOBS" else "0 to 19"
+            raise AotpackError(f"{name} is {text[:40]!r}; expected a number, {least}")
 
 
 def allowed_mismatches() -> frozenset[str]:

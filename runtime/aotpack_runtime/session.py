@@ -18,7 +18,7 @@ from aotpack_runtime.errors import AotpackError, SessionClosed, TargetMismatch, 
 from aotpack_runtime.fallbacks import POLICIES
 from aotpack_runtime.format import index
 from aotpack_runtime.format.index import Variant
-from aotpack_runtime.format.target import Machine
+from aotpack_runtime.format.target import DEVICE, Machine
 from aotpack_runtime.imported import imported
 from aotpack_runtime.loaders import (
     KERNEL_OPERATORS,
@@ -27,7 +27,15 @@ from aotpack_runtime.loaders import (
     loader,
 )
 from aotpack_runtime.logs import configure
-from aotpack_runtime.machine import allowed_mismatches, cache_dir, in_main_interpreter, named_cache, this_machine
+from aotpack_runtime.machine import (
+    allowed_mismatches,
+    cache_dir,
+    check_numbers,
+    in_main_interpreter,
+    named_cache,
+    this_machine,
+)
+from aotpack_runtime.on_miss import checked
 from aotpack_runtime.verdict import judge, reject_variant
 from aotpack_runtime.weight_sets import WeightSets
 
@@ -38,7 +46,6 @@ if TYPE_CHECKING:  # each kind of entry is imported where a bundle has one
 
 Mode = Literal["strict", "eager", "jit"]
 Tensors = Literal["torch", "array"]
-_DEVICE = r"cpu|cuda(:\d{1,3})?"
 _POLICY_OF_MODE = {"strict": "error", "eager": "eager", "jit": "jit"}
 
 
@@ -62,7 +69,8 @@ def load(
 
     `mode` says what a miss does, over the manifest's `on_miss` and the variable AOTPACK_MODE: `strict` raises
     GuardMiss, `eager` runs the bundle's program, `jit` as well and compiles behind the traffic what is expected to pay.
-    `on_miss` sets single words of the manifest's `on_miss` for every entry, such as {"background": False}.
+    `on_miss` sets single words of the manifest's `on_miss` for every entry, such as {"background": False}: `policy`
+    (jit, eager, error), `when`, `background`, `max_jit`, `max_seconds`, `max_memory`.
     `source="never"` keeps the model's own source out of it. `check` is how much is hashed before it is used: `full`,
     `index` or `off`. `allow` names requirements not to judge (`torch`, `cpu`, `glibc`, ...).
 
@@ -71,18 +79,20 @@ def load(
     """
     chosen = mode or os.environ.get("AOTPACK_MODE") or None
     if chosen not in (None, *_POLICY_OF_MODE):
-        raise AotpackError(f"mode is {chosen!r}; expected strict, eager or jit")
+        raise AotpackError(f"{'mode' if mode else 'AOTPACK_MODE'} is {chosen!r}; expected strict, eager or jit")
     if tensors not in (None, "torch", "array"):
         raise AotpackError(f"tensors is {tensors!r}; expected torch or array")
     if source not in ("auto", "never"):
         raise AotpackError(f"source is {source!r}; expected auto or never")
-    if not re.fullmatch(_DEVICE, device):
+    if not re.fullmatch(DEVICE, device):
         raise AotpackError(f"device is {device!r}; expected cpu, cuda or cuda:N")
     if not in_main_interpreter():
         raise AotpackError(
             "a bundle is served in Python's main interpreter, and this is another one",
             hint="with mod_wsgi: WSGIApplicationGroup %{GLOBAL}",
         )
+    words = checked(on_miss or {})
+    check_numbers()
     configure()
     bundle = open_bundle(path, check=check)
     try:
@@ -90,11 +100,11 @@ def load(
             bundle,
             device=device,
             tensors=tensors or ("torch" if sys.modules.get("torch") is not None else "array"),
-            policy=_POLICY_OF_MODE[chosen] if chosen else None,
+            policy=_POLICY_OF_MODE[chosen] if chosen else words.get("policy"),
             source=source,
             machine=machine or this_machine(),
             allow=frozenset(allow) | allowed_mismatches(),
-            on_miss=on_miss or {},
+            on_miss=words,
         )
     except BaseException:
         bundle.close()

@@ -18,10 +18,13 @@ def reject_variant(variant: Variant, device: str, machine: Machine, allow: froze
     if variant.artifact.kind not in LOADERS:
         return f"is a {variant.artifact.kind!r} artifact, which this aotpack-runtime cannot load"
     if wanted != kind and wanted in machine.devices:
-        return f"is for {wanted}, this session is for {device}"
-    return variant.target.reject(machine, allow) or (
-        None if wanted == kind else f"is for {wanted}, this session is for {device}"
-    )
+        return elsewhere(variant, device)
+    return variant.target.reject(machine, allow) or (None if wanted == kind else elsewhere(variant, device))
+
+
+def elsewhere(variant: Variant, device: str) -> str:
+    """The reason against a variant for another kind of device than the session's."""
+    return f"is for {variant.target.device}, this session is for {device}"
 
 
 def _only_ptx(entry: index.Entry, skipped: Mapping[str, str]) -> bool:
@@ -64,7 +67,7 @@ def judge(
     if kind not in machine.devices:
         raise TargetMismatch(f"device {device!r}", {device: f"no {kind.upper()} device on this host"})
     skipped: dict[str, str] = {}
-    elsewhere: dict[str, dict[str, str]] = {}
+    other_kind: dict[str, dict[str, str]] = {}
     verdict = "fits"
     known: dict[tuple[int, str], str | None] = {}
     for entry in bundle.entries.values():
@@ -86,10 +89,10 @@ def judge(
             verdict = "fits once its kernels are compiled here"
             continue
         if usable and nothing:
-            elsewhere[entry.name] = {variant.id: skipped[variant.id] for variant in usable}
+            other_kind[entry.name] = {variant.id: skipped[variant.id] for variant in usable}
             if any(variant.target.device == kind for variant in everything):
-                raise TargetMismatch(f"entry {entry.name!r}", elsewhere[entry.name])
-    if elsewhere and len(elsewhere) == len(bundle.entries):
-        name = next(iter(elsewhere))
-        raise TargetMismatch(f"entry {name!r}", elsewhere[name])
-    return verdict, skipped, elsewhere
+                raise TargetMismatch(f"entry {entry.name!r}", other_kind[entry.name])
+    if other_kind and len(other_kind) == len(bundle.entries):
+        name = next(iter(other_kind))
+        raise TargetMismatch(f"entry {name!r}", other_kind[name])
+    return verdict, skipped, other_kind

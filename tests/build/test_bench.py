@@ -14,7 +14,7 @@ import pytest
 
 from aotpack.bench import report, stats
 from aotpack.bench.cases import Case, make_cases
-from aotpack.bench.gate import parse_gate
+from aotpack.bench.gate import parse_gate, read_baseline
 from aotpack.bench.harness import Harness, Runs
 from aotpack.bench.modes import MODES, unmeasurable
 from aotpack_runtime.errors import UnknownEntry, UsageError
@@ -93,6 +93,17 @@ def test_a_gate_is_a_metric_a_sign_and_a_limit(text: str, *, broken: bool | None
 def test_a_relative_gate_needs_a_baseline() -> None:
     with pytest.raises(UsageError, match="needs --baseline"):
         parse_gate("first_output>1.1x").broken(figures(1.0), None)
+    with pytest.raises(UsageError, match="--baseline did not measure load"):
+        parse_gate("load>1.1x").broken(figures(1.0), {"modes": {}, "bundle": {}})
+
+
+@pytest.mark.parametrize("text", [None, "not JSON", "[]", '{"modes": {}}'])
+def test_what_is_no_report_is_refused_before_anything_is_measured(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "old.json").write_text(text)
+    with pytest.raises(UsageError, match=r"--baseline .*old\.json: ") as refused:
+        read_baseline(tmp_path / "old.json")
+    assert refused.value.hint == "give the JSON of an older run"
 
 
 # ------------------------------------------------------------------------------------------------- modes and answers

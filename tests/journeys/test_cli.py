@@ -297,6 +297,9 @@ def test_0_a_bundle_is_looked_into_checked_explained_and_verified(project: Proje
         pytest.param(["explain", "{bundle}", "encoder", "--shape", "x=2x4:float31"], id="unknown-dtype"),
         pytest.param(["explain", "{bundle}", "encoder", "--shape", "y=2x4:float32"], id="unknown-argument"),
         pytest.param(["explain", "{bundle}", "encoder"], id="missing-argument"),
+        pytest.param(["explain", "{bundle}", "encoder", "--shape", "x=2x4:float32", "--device", "tpu"], id="device"),
+        pytest.param(["check", "{bundle}", "--device", "gpu"], id="device-to-check"),
+        pytest.param(["verify", "{bundle}", "--source", "nowhere"], id="no-such-folder"),
         pytest.param(["explain", "{bundle}", "encode", "--shape", "x=2x4:float32"], id="unknown-entry"),
     ],
 )
@@ -545,6 +548,18 @@ def test_1_verify_of_a_bundle_that_is_not_what_its_source_gives(project: Project
     far = project("verify", other, "--source", tmp_path)
     assert far.returncode == 0, "without the source it agrees with itself"
     assert "against the bundle's exported program" in far.stdout
+    assert re.search(r"model/program0 +ok +\d+ cases against itself", far.stdout)
+    assert (
+        "model: compared with the bundle's own program, not with eager: model:build: cannot be imported" in far.stderr
+    )
+
+
+def test_1_verify_of_a_bundle_whose_source_has_changed_since(project: Project) -> None:
+    project.model.write_text(MODEL.replace("seed=0", "seed=7"))
+    done = project("verify", project.bundle)
+    assert done.returncode == 1
+    assert "its source gives another 'linear.weight' than the bundle has" in done.stdout
+    assert "build again when the source has changed" in done.stdout
 
 
 @pytest.mark.parametrize("kind", ["artifacts", "programs", "weights"])
@@ -624,6 +639,13 @@ def test_explain_tells_a_hit_from_a_miss_and_who_serves_it(project: Project) -> 
     assert miss[-1] == "served by: model/program0"
     assert explain("--shape", "x=2x8:float64").splitlines()[-1] == "served by: the source, where it can be imported"
     assert "x: expected a float32 tensor, got 3" in explain("--value", "x=3")
+    assert explain("--shape", "x=2x8:float32", "--device", "cuda").splitlines()[1:] == [
+        "  model/batch1/cpu: is for cpu, this session is for cuda",
+        "  model/batch2/cpu: is for cpu, this session is for cuda",
+        "served by: the source, where it can be imported",
+    ]
+    misspelt = project("explain", project.bundle, "model", "--shape", "y=2x8:float32")
+    assert "model has no argument 'y'; it has: x" in misspelt.stderr
     value = project.json("explain", project.bundle, "model", "--shape", "x=scalar:float32")
     assert value["miss"]["model/batch1/cpu"] == "x: expected 2 dims, got 0 []"
     assert value["fallback"] is None
@@ -651,7 +673,8 @@ def test_explain_puts_containers_together_in_their_own_order(bare: Project) -> N
 
 
 def test_env_names_versions_settings_and_the_host(bare: Project) -> None:
-    value = bare.json("env", variables={"AOTPACK_MODE": "strict"})
+    value = bare.json("env", variables={"AOTPACK_MODE": "strict", "AOTPACK_CACHEDIR": "/misspelt"})
+    assert value["unknown_variables"] == {"AOTPACK_CACHEDIR": "/misspelt"}
     assert value["packages"]["aotpack"] == value["packages"]["aotpack-runtime"]
     assert value["variables"]["AOTPACK_MODE"] == "strict"
     assert value["cache_dir"] == str(bare.cache)

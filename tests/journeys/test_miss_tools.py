@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import torch
 
 import aotpack_runtime as apr
 from tests.support import missing
+from tests.support.bundles import edited
 
 Json = Any
 pytestmark = pytest.mark.slow
@@ -87,6 +89,35 @@ def test_a_bundle_is_not_promoted_onto_itself(cache: Path, bundle: Path, tmp_pat
     assert "is the bundle itself" in seen["error"]["message"]
 
 
+def _sorted_labels(line: str) -> str:
+    """A sample with its labels in the order of their names."""
+    return re.sub(r"\{(.*)\}", lambda found: f"{{{','.join(sorted(found[1].split(',')))}}}", line)
+
+
+def test_two_versions_side_by_side_are_told_apart_and_one_may_take_the_place_of_the_other(
+    cache: Path, bundle: Path, tmp_path: Path
+) -> None:
+    prometheus = pytest.importorskip("prometheus_client", reason="metrics are an extra")
+    from aotpack_runtime.metrics import SessionCollector
+
+    newer = edited(bundle, tmp_path / "newer", lambda index: index["bundle"].update(version="2.0.0"))
+    registry = prometheus.CollectorRegistry(auto_describe=True)
+    with apr.load(bundle, mode="eager") as old, apr.load(newer, mode="eager") as new:
+        collector = SessionCollector(old, new)
+        registry.register(collector)
+        new.warmup()
+        name = old.bundle.index.name
+
+        def ready(version: str) -> float | None:
+            labels = {"bundle": name, "version": version, "device": "cpu"}
+            found: float | None = registry.get_sample_value("aotpack_ready", labels)
+            return found
+
+        assert (ready("1.0.0"), ready("2.0.0")) == (0.0, 1.0)
+        collector.sessions = (new,)
+        assert (ready("1.0.0"), ready("2.0.0")) == (None, 1.0)
+
+
 def test_a_scrape_shows_what_the_status_says(cache: Path, bundle: Path) -> None:
     prometheus = pytest.importorskip("prometheus_client", reason="metrics are an extra")
     from aotpack_runtime.metrics import SessionCollector
@@ -94,19 +125,20 @@ def test_a_scrape_shows_what_the_status_says(cache: Path, bundle: Path) -> None:
     with apr.load(bundle, mode="jit", on_miss={"when": "never"}) as session:
         for rows in (4, 4, 7, 5):
             session["mlp"](torch.randn(rows, 8))
-        registry = prometheus.CollectorRegistry()
+        registry = prometheus.CollectorRegistry(auto_describe=True)
         registry.register(SessionCollector(session))
         page = prometheus.generate_latest(registry).decode()
+    owner = f'bundle="{session.bundle.index.name}",device="cpu"'
     for line in (
-        'aotpack_dispatch_total{entry="mlp",outcome="hit_bundle"} 2.0',
-        'aotpack_dispatch_total{entry="mlp",outcome="hit_overlay"} 1.0',
-        'aotpack_dispatch_total{entry="mlp",outcome="miss_program"} 1.0',
-        'aotpack_guard_miss_total{entry="mlp",reason="x.shape[0]"} 1.0',
-        "aotpack_jit_compiles_total 0.0",
-        "aotpack_jit_breaker_open 0.0",
+        f'aotpack_dispatch_total{{{owner},entry="mlp",outcome="hit_bundle",version="1.0.0"}} 2.0',
+        f'aotpack_dispatch_total{{{owner},entry="mlp",outcome="hit_overlay",version="1.0.0"}} 1.0',
+        f'aotpack_dispatch_total{{{owner},entry="mlp",outcome="miss_program",version="1.0.0"}} 1.0',
+        f'aotpack_guard_miss_total{{{owner},entry="mlp",reason="x.shape[0]",version="1.0.0"}} 1.0',
+        f'aotpack_jit_compiles_total{{{owner},version="1.0.0"}} 0.0',
+        f'aotpack_jit_breaker_open{{{owner},version="1.0.0"}} 0.0',
     ):
-        assert line in page.splitlines(), page
-    assert 'version="1.0.0"' in page
+        assert line in [_sorted_labels(found) for found in page.splitlines()], page
+    assert 'digest="' in page
     assert "8" not in [label for line in page.splitlines() if "shape" in line for label in line.split('"')[1::2]]
 
 

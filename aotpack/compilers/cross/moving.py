@@ -25,13 +25,13 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from aotpack.compilers.aoti import parse_leaf
 from aotpack.compilers.cross.program import DEVICE, on_fake_gpu
 from aotpack.compilers.exporter import Exporter
-from aotpack.compilers.failures import first_line
 from aotpack.compilers.flat import Flat, Shape
 from aotpack.compilers.model import Model
 from aotpack.compilers.modules import import_modules, load_source
 from aotpack.compilers.programs import Program, custom_operators_of, operators_of, store_program
 from aotpack.compilers.shapes import LeafSpec, TensorLeaf
 from aotpack.compilers.sizes import distinct, flat_tensors
+from aotpack.compilers.user_errors import first_line
 from aotpack_runtime.errors import SourceError
 from aotpack_runtime.format.codec import parse_guards, parse_outputs
 from aotpack_runtime.format.guard import Guards, TensorGuard

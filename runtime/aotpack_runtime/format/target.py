@@ -39,6 +39,9 @@ class Machine(Protocol):
     def on(self, index: int) -> Machine: ...
 
 
+DEVICE = r"cpu|cuda(:\d{1,3})?"
+"""What a session may be opened for, as a regular expression."""
+
 X86_64_LEVELS = {
     "x86-64": "",
     "x86-64-v2": "cx16 lahf_lm popcnt pni ssse3 sse4_1 sse4_2",

@@ -356,10 +356,7 @@ class Jit:
 
 def jobs() -> int:
     """Compiles at a time on this host: AOTPACK_JIT_JOBS, else one for every four CPUs that this process may use."""
-    text = os.environ.get("AOTPACK_JIT_JOBS", "")
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    return max(1, len(os.sched_getaffinity(0)) // 4)
+    return int(os.environ.get("AOTPACK_JIT_JOBS") or max(1, len(os.sched_getaffinity(0)) // 4))
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float | None:
