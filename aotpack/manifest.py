@@ -6,7 +6,6 @@ become problems (`manifest_report`), and the rules here, which span mappings: na
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -45,7 +44,6 @@ def read_manifest(path: Path, overrides: Sequence[str] = ()) -> Manifest:
     if manifest is None or problems:
         raise ManifestError(sorted(problems, key=lambda each: (each.file == OVERRIDE_FILE, each.line, each.col)))
     manifest._path = path
-    manifest._text_digest = _digest(data, overrides)
     return manifest
 
 
@@ -61,13 +59,6 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ManifestError([Problem(str(path), 1, 1, "", f"cannot be read: {reason}")]) from error
-
-
-def _digest(data: bytes, overrides: Sequence[str]) -> str:
-    digest = hashlib.sha256(data)
-    for text in overrides:
-        digest.update(b"\0" + text.encode(errors="surrogateescape"))
-    return digest.hexdigest()
 
 
 def _validate(root: Node) -> tuple[Manifest | None, list[Problem]]:

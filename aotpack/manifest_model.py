@@ -272,6 +272,12 @@ class Bundle(Strict):
     labels: Mapping[str, str] = Field(default={}, description="annotations and metric labels")
 
 
+def _always(value: object) -> object:
+    if not value:
+        raise wrong("every build is reproducible; leave it out")
+    return value
+
+
 class Build(Strict):
     """How to build."""
 
@@ -279,7 +285,9 @@ class Build(Strict):
         Annotated[Literal["auto"], Tag("<auto>")] | Annotated[Positive, Tag("<jobs>")],
         Discriminator(lambda value: "<auto>" if isinstance(value, str) else "<jobs>"),
     ] = Field(default="auto", description="processes; auto: one for each CPU that may be used")
-    reproducible: bool = Field(default=True, description="same input, same bytes")
+    reproducible: Annotated[bool, AfterValidator(_always)] = Field(
+        default=True, description="same input, same bytes; every build is"
+    )
 
 
 class Runtime(Strict):
@@ -331,14 +339,8 @@ class Manifest(Strict):
         return self
 
     _path: Path = PrivateAttr(default=Path())
-    _text_digest: str = PrivateAttr(default="")
 
     @property
     def path(self) -> Path:
         """The file it was read from; sources are looked up beside it first."""
         return self._path
-
-    @property
-    def text_digest(self) -> str:
-        """Hex sha256 of the file's bytes and, when there are any, of the overrides after them."""
-        return self._text_digest

@@ -10,7 +10,6 @@ after each step is handed out, so that a run that is interrupted leaves it; a la
 from __future__ import annotations
 
 import datetime as dt
-import json
 import os
 import statistics
 import tempfile
@@ -32,6 +31,7 @@ from aotpack.manifest_model import Manifest
 from aotpack.plan import EntryPlan, Plan, make_plan
 from aotpack.prove_entry import WAYS, Pair, latency, what_was_built
 from aotpack.revisions import PROOF_REVISION
+from aotpack.tables import write_json
 from aotpack.workers import Workers
 from aotpack_runtime.errors import AotpackError, MissingDevice, UsageError
 from aotpack_runtime.format.fingerprint import fingerprint
@@ -118,13 +118,10 @@ def record_of(entries: Mapping[str, Json], wanted: Sequence[str], gpu: Gpu, *, w
 def write_record(record: Json, folder: Path) -> Path:
     """The record as a file of its own in `folder`, named after what it is of: one of some entries as `.partial.json`,
     beside that of all, which it leaves alone and is replaced by."""
-    folder.mkdir(parents=True, exist_ok=True)
     stem = f"{record['torch']}-{record['triton']}-{record['arch']}"
     partial = folder / f"{stem}.partial.json"
     path = folder / f"{stem}.json" if record["whole"] else partial
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-    temporary.replace(path)
+    write_json(path, record)
     if path != partial:
         partial.unlink(missing_ok=True)
     return path

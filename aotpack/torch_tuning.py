@@ -6,12 +6,11 @@ left to the rule of `compilers/cross/choices.py`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aotpack_runtime.errors import CompileError
+from aotpack.tables import read_file, write_json
 from aotpack_runtime.format.gpu import parse_arch
 
 Json = Any
@@ -31,24 +30,17 @@ def read_picks(path: Path | None, entry: str, arch: str) -> dict[str, dict[str, 
 
 def load_table(path: Path, entry: str) -> Json | None:
     """The table as JSON, None when there is no file. CompileError for what is none."""
-    try:
-        table = json.loads(path.read_bytes())
-        if table["schema"] != SCHEMA or table["entry"] != entry:
-            raise ValueError(f"it is of {table['schema']} and entry {table['entry']}")
-        for name, measured in table["archs"].items():
-            parse_arch(name)
-            if not all(isinstance(call["pick"], str) for call in measured.get("attention", {}).values()):
-                raise ValueError("an attention operator is a word")
-            for kernel in measured["kernels"].values():
-                if not all(isinstance(value, int) for value in kernel["pick"].values()):
-                    raise ValueError(f"a configuration is names and numbers, found {str(kernel['pick'])[:80]}")
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CompileError(
-            entry, f"{path}: is no tuning table: {type(error).__name__} {error}", hint="run `aotpack tune` again"
-        ) from None
-    return table
+    return read_file(path, entry, SCHEMA, _check)
+
+
+def _check(table: Json) -> None:
+    for name, measured in table["archs"].items():
+        parse_arch(name)
+        if not all(isinstance(call["pick"], str) for call in measured.get("attention", {}).values()):
+            raise ValueError("an attention operator is a word")
+        for kernel in measured["kernels"].values():
+            if not all(isinstance(value, int) for value in kernel["pick"].values()):
+                raise ValueError(f"a configuration is names and numbers, found {str(kernel['pick'])[:80]}")
 
 
 def write_picks(path: Path, entry: str, arch: str, measured: Mapping[str, Json]) -> None:
@@ -57,8 +49,4 @@ def write_picks(path: Path, entry: str, arch: str, measured: Mapping[str, Json])
     old = load_table(path, entry) or {"archs": {}}
     before = old["archs"].get(arch, {})
     now = {**measured, **{part: {**before.get(part, {}), **measured.get(part, {})} for part in PARTS}}
-    table = {"schema": SCHEMA, "entry": entry, "archs": {**old["archs"], arch: now}}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
-    temporary.replace(path)
+    write_json(path, {"schema": SCHEMA, "entry": entry, "archs": {**old["archs"], arch: now}})

@@ -18,6 +18,7 @@ from aotpack.kernel_plan import KernelPlan, candidates, tuned_axes
 from aotpack.kernel_verify import make_arguments
 from aotpack.manifest_model import Manifest
 from aotpack.plan import EntryPlan, Plan, make_plan
+from aotpack.tables import write_json
 from aotpack.torch_tuning import PARTS, write_picks
 from aotpack.tuning import SCHEMA, load_table
 from aotpack.workers import Workers
@@ -176,10 +177,7 @@ def _write(folder: Path, plan: KernelPlan, arch: str, measured: Json) -> Path:
     if old is not None and sorted(map(_text, old["candidates"])) == sorted(map(_text, wanted)):
         archs = old["archs"]
     table = {"schema": SCHEMA, "entry": plan.entry, "candidates": wanted, "archs": {**archs, arch: measured}}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
-    temporary.replace(path)
+    write_json(path, table)
     return path
 
 

@@ -24,14 +24,14 @@ def make_handler(session: apr.Session) -> type[BaseHTTPRequestHandler]:
             self._answer(200 if status["ready"] else 503, status)
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            ids = torch.tensor(body["input_ids"])
+            body = self.rfile.read(int(self.headers["Content-Length"]))
             try:
+                ids = torch.tensor(json.loads(body)["input_ids"])
                 with torch.inference_mode():
                     embedding = encoder(input_ids=ids, attention_mask=torch.ones_like(ids))
                 self._answer(200, {"embedding": embedding.tolist()})
-            except (apr.AotpackError, IndexError, RuntimeError) as error:
-                self._answer(400, {"error": str(error)})
+            except (apr.AotpackError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                self._answer(400, {"error": f"{type(error).__name__}: {error}"})
 
         def _answer(self, code: int, value: object) -> None:
             body = json.dumps(value).encode()
@@ -52,8 +52,9 @@ def main() -> None:
     options = parser.parse_args()
     session = apr.load(options.bundle)
     session.warmup()
-    print(f"serving {options.bundle} on {options.host}:{options.port}", flush=True)
-    ThreadingHTTPServer((options.host, options.port), make_handler(session)).serve_forever()
+    server = ThreadingHTTPServer((options.host, options.port), make_handler(session))
+    print(f"serving {options.bundle} on {options.host}:{server.server_port}", flush=True)
+    server.serve_forever()
 
 
 if __name__ == "__main__":

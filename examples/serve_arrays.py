@@ -23,14 +23,14 @@ def make_handler(session: apr.Session) -> type[BaseHTTPRequestHandler]:
             self._answer(200 if status["ready"] else 503, status)
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
             try:
-                ids = rows(body["input_ids"])
-                mask = rows([[1] * len(row) for row in body["input_ids"]])
+                lists = json.loads(body)["input_ids"]
+                ids, mask = rows(lists), rows([[1] * len(row) for row in lists])
                 embedding = encoder(input_ids=ids, attention_mask=mask)
                 self._answer(200, {"embedding": embedding.tolist()})
-            except (apr.AotpackError, IndexError, TypeError, ValueError, RuntimeError) as error:
-                self._answer(400, {"error": str(error)})
+            except (apr.AotpackError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                self._answer(400, {"error": f"{type(error).__name__}: {error}"})
 
         def _answer(self, code: int, value: object) -> None:
             body = json.dumps(value).encode()
@@ -58,8 +58,9 @@ def main() -> None:
     options = parser.parse_args()
     session = apr.load(options.bundle)
     session.warmup()
-    print(f"serving {options.bundle} on {options.host}:{options.port}", flush=True)
-    ThreadingHTTPServer((options.host, options.port), make_handler(session)).serve_forever()
+    server = ThreadingHTTPServer((options.host, options.port), make_handler(session))
+    print(f"serving {options.bundle} on {options.host}:{server.server_port}", flush=True)
+    server.serve_forever()
 
 
 if __name__ == "__main__":

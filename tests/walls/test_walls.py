@@ -245,3 +245,18 @@ def test_a_wheel_holds_its_package_and_nothing_else(project: str, package: str, 
 
 def test_both_distributions_carry_the_same_licence(repo: Path) -> None:
     assert (repo / "LICENSE").read_bytes() == (repo / "runtime" / "LICENSE").read_bytes()
+
+
+def test_docker_sees_every_file_that_an_image_is_built_from(repo: Path) -> None:
+    """.dockerignore leaves out everything but what it names."""
+    seen = [Path(line[1:]) for line in (repo / ".dockerignore").read_text().split() if line.startswith("!")]
+    copied = {
+        Path(source)
+        for line in (repo / "Dockerfile").read_text().splitlines()
+        if line.startswith("COPY ") and "--from" not in line
+        for source in line.split()[1:-1]
+    }
+    assert Path("examples/serve_arrays.py") in copied
+    for path in copied:
+        assert (repo / path).exists(), path
+        assert path in seen or not {*path.parents}.isdisjoint(seen), f"{path} is hidden by .dockerignore"
