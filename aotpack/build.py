@@ -24,15 +24,13 @@ from aotpack.manifest_model import Manifest
 from aotpack.pack import check_replaceable, index_digest, is_current, merge_weights, publish, stage, staging
 from aotpack.plan import EntryPlan, Plan, make_plan
 from aotpack.requires import check_requires
-from aotpack.revisions import VERIFY_REVISION
+from aotpack.verify_jobs import not_verifiable, verify_job, verify_key
 from aotpack.ways import impossible, on_its_way
 from aotpack.workers import Workers
 from aotpack_runtime.errors import CompileError, MissingDependency, MissingDevice, UsageError
-from aotpack_runtime.format.codec import dump_guards, dump_outputs
 from aotpack_runtime.format.fingerprint import fingerprint
 from aotpack_runtime.format.index import Entry, Index, Variant
 from aotpack_runtime.format.index_json import dump, parse
-from aotpack_runtime.format.launch import dump_launch
 from aotpack_runtime.format.target import Target
 from aotpack_runtime.machine import cache_dir, this_machine
 from aotpack_runtime.store import Store
@@ -249,14 +247,13 @@ class _Builder:
             for name, entry in index.entries.items()
             for variant in (*entry.variants, *entry.programs)
             if self._verifiable(entry, variant)
-            and (key := self._verify_key(index, name, variant))
+            and (key := verify_key(index, name, variant))
             and not self._known_good(variant.id, key)
         }
         if not pending and is_current(index, out):
             return index
-        parse(
-            dump(index)
-        )  # kernels are not run where there is no GPU, but no bundle is published that cannot be opened
+        # Kernels are not run where there is no GPU, but no bundle is published that cannot be opened.
+        parse(dump(index))
         with staging(out) as staged:
             stage(index, self.store, out, staged)
             if pending and (bad := self._verify(staged, pending, workers)):
@@ -270,13 +267,7 @@ class _Builder:
         self.reporter.begin("verify", len(pending))
         running = []
         for (entry, variant), key in pending.items():
-            job = {
-                "kind": "verify",
-                "bundle": str(staged),
-                "folder": str(self.folder),
-                "entry": entry,
-                "variant": variant,
-            }
+            job = verify_job(staged, self.folder, entry, variant)
             running.append((variant, key, self.runner.submit(workers, "verify", job, variant)))
         bad = set()
         for variant, key, future in running:
@@ -308,14 +299,9 @@ class _Builder:
         ]
 
     def _verifiable(self, entry: Entry, variant: Variant) -> bool:
-        """Can it be run here? A kernel that cannot, and what was built without its GPU, is packed unverified, and said
-        to be."""
-        reason = variant.target.reject(this_machine())
-        if entry.kernel is None and (reason is None or not self._is_across(entry.name, variant.target.device)):
-            return True
-        if reason is None and entry.kernel is not None and not entry.verify.get("against"):
-            reason = "the manifest gives no `verify`"
-        if reason:
+        """Is it to be run here? What is not is packed unverified, and said to be."""
+        reason = not_verifiable(entry, variant, across=self._is_across(entry.name, variant.target.device))
+        if reason is not None:
             self.result.unverified[variant.id] = reason
         return reason is None
 
@@ -323,29 +309,6 @@ class _Builder:
         """Was it built without its GPU? Its programs too were never run on one."""
         built = [entry for entry in self.plan.entries if isinstance(entry, EntryPlan) and entry.entry == name]
         return device == "cuda" and any(entry.across for entry in built)
-
-    def _verify_key(self, index: Index, entry: str, variant: Any) -> str:
-        record = index.entries[entry]
-        return fingerprint(
-            {
-                "artifact": variant.artifact.digest,
-                "examples": [list(example) for example in variant.examples],
-                "weights": index.weights_file.digest if index.weights_file else "",
-                "source": {
-                    "text": record.source.text,
-                    "args": dict(record.source.args),
-                    "files": dict(record.source.files),
-                },
-                "imports": list(record.imports),
-                "settings": dict(record.verify),
-                "fills": dict(record.fills),
-                "guards": dump_guards(variant.guards),
-                "outputs": dump_outputs(variant.outputs),
-                "aotpack": VERIFY_REVISION,
-                **({} if variant.launch is None else {"launch": dump_launch(variant.launch)}),
-                **(gpu_tools() if variant.target.device == "cuda" and record.kernel is None else {}),
-            }
-        )
 
     def _known_good(self, variant: str, key: str) -> bool:
         seen = self.store.get_record("verified", key)

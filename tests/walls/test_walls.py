@@ -83,6 +83,19 @@ def test_imports_go_down_only(repo: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("wall", "package", "outside"),
+    [("framework", "runtime/aotpack_runtime", {"loaders"}), ("driver", "runtime/aotpack_runtime", {"drivers"})],
+)
+def test_no_room_is_left_out_of_a_wall(wall: str, package: str, outside: set[str], repo: Path) -> None:
+    contracts = tomllib.loads((repo / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (listed,) = [contract["source_modules"] for contract in contracts if contract["id"] == wall]
+    rooms = {
+        path.stem for path in (repo / package).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert {name.partition(".")[2] for name in listed} == rooms - outside - {"__init__"}
+
+
 def test_every_room_of_the_serve_side_opens_without_heavy_packages(repo: Path) -> None:
     """All modules but loaders import with the standard library alone; loaders are opened by `loader`, which says what
     is missing."""
