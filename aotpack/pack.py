@@ -26,6 +26,8 @@ from aotpack_runtime.format.index_json import dump
 
 Json = Any
 ARCHIVE_SUFFIXES = (".aotpack", ".zip")
+OTHER_ARCHIVES = (".7z", ".bz2", ".gz", ".pt2", ".tar", ".tgz", ".whl", ".xz", ".zst")
+"""Names of files: no folder is meant by them."""
 
 
 @contextlib.contextmanager
@@ -86,13 +88,18 @@ def publish(staged: Path, out: Path) -> None:
 
 
 def check_replaceable(out: Path) -> None:
-    """OutputError when `out` exists and replacing it would destroy something that is not a bundle."""
+    """OutputError when `out` exists and replacing it would destroy something that is not a bundle, or is called like a
+    file of another kind."""
     if out.suffix in ARCHIVE_SUFFIXES:
         if out.is_dir():
             raise OutputError(f"{out}: is a directory, and {out.suffix} asks for an archive", hint="name another place")
         if out.exists() and not (out.stat().st_size == 0 or _is_archive(out)):
             raise OutputError(f"{out}: exists and is not a bundle", hint="name another place with -o, or remove it")
         return
+    if out.suffix in OTHER_ARCHIVES:
+        raise OutputError(
+            f"{out}: {out.suffix} is no form of a bundle", hint=f"an archive is FILE{' or FILE'.join(ARCHIVE_SUFFIXES)}"
+        )
     if out.exists() and not out.is_dir():
         raise OutputError(f"{out}: exists and is a file, not a bundle", hint="name another place with -o")
     if out.is_dir() and any(out.iterdir()) and not _is_bundle(out):

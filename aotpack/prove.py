@@ -58,7 +58,8 @@ def prove(
     """
     gpu = this_machine().gpu
     if gpu is None:
-        raise MissingDevice("a proof compares with a native build", hint="run it on a GPU of the target's kind")
+        problem = "a proof compares with a build on the GPU itself, and this host has no CUDA device"
+        raise MissingDevice(problem, hint="run it on a GPU of the target's kind")
     store = store or Store(cache_dir() / "build")
     whole, plans = _of_gpu(make_plan(manifest), gpu), _of_gpu(make_plan(manifest, only=only), gpu)
     if not whole:

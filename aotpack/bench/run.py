@@ -95,7 +95,8 @@ def _entry(index: Index, name: str | None) -> Entry:
         models = [one for one, record in index.entries.items() if record.kernel is None] or list(index.entries)
         if len(models) != 1:
             raise UsageError(
-                f"the bundle has {len(models)} entries to choose from", hint=f"name one with --entry: {models}"
+                f"the bundle has {len(models)} entries to choose from",
+                hint=f"name one with --entry: {', '.join(models)}",
             )
         name = models[0]
     if name not in index.entries:

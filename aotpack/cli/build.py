@@ -21,7 +21,7 @@ SOME_FAILED = 5
 def command(
     manifest: Path = typer.Argument(help="The manifest to build."),
     out: Path | None = typer.Option(
-        None, "-o", "--output", help="Folder, or FILE.aotpack for an archive. Default: dist/NAME-VERSION."
+        None, "-o", "--output", help="Folder, or FILE.aotpack (FILE.zip) for an archive. Default: dist/NAME-VERSION."
     ),
     jobs: int | None = typer.Option(
         None, "-j", "--jobs", min=1, help="Processes at a time. Default: AOTPACK_JOBS, the manifest's, else one a CPU."

@@ -111,9 +111,9 @@ def _fail(error: Exception, code: int, *, as_json: bool, debug: bool) -> int:
     elif isinstance(error, ManifestError):
         note("\n".join(map(str, error.problems)))
     elif isinstance(error, AotpackError):
-        note(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
+        note(f"error: {error.message}{_hint_line(error)}")
     elif isinstance(error, OSError):
-        note(f"error: {error.filename or 'output'}: {error.strerror}")
+        note(f"error: {error.filename or 'output'}: {error.strerror}{_hint_line(error)}")
         if error.filename is None and sys.stdout is not None:
             _silence(sys.stdout)
     else:
@@ -122,14 +122,29 @@ def _fail(error: Exception, code: int, *, as_json: bool, debug: bool) -> int:
     return code
 
 
+def _hint(error: Exception) -> str:
+    """The next step, "" where none is known."""
+    if isinstance(error, OSError):
+        from aotpack_runtime.machine import cache_dir
+
+        ours = error.filename is not None and Path(str(error.filename)).is_relative_to(cache_dir())
+        return "results are kept there; AOTPACK_CACHE_DIR names another folder" if ours else ""
+    return str(getattr(error, "hint", ""))
+
+
+def _hint_line(error: Exception) -> str:
+    hint = _hint(error)
+    return f"\nhint: {hint}" if hint else ""
+
+
 def _print_failure(record: Mapping[str, Json], code: int) -> None:
     result({"ok": False, "exit_code": code, "error": record}, as_json=True, text="")
 
 
 def _record(error: Exception) -> Mapping[str, Json]:
     record: dict[str, Json] = {"type": type(error).__name__, "message": str(getattr(error, "message", error))}
-    if getattr(error, "hint", ""):
-        record["hint"] = error.hint  # type: ignore[attr-defined]
+    if hint := _hint(error):
+        record["hint"] = hint
     if isinstance(error, ManifestError):
         record["problems"] = [
             {"file": p.file, "line": p.line, "col": p.col, "path": p.path, "message": p.message} for p in error.problems

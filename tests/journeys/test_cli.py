@@ -327,6 +327,26 @@ def test_2_an_output_that_holds_something_else(project: Project, tmp_path: Path)
     assert done.stderr.startswith(f"error: {tmp_path / 'precious'}: exists and is not a bundle\nhint: ")
 
 
+def test_2_an_output_that_is_called_like_another_kind_of_file(bare: Project) -> None:
+    """It would have become a folder of that name."""
+    bare.manifest.write_text(manifest_text())
+    done = bare("build", "manifest.yaml", "-o", "bundle.tar.gz")
+    assert (done.returncode, done.stdout) == (2, "")
+    said = "error: .*bundle.tar.gz: .gz is no form of a bundle\nhint: an archive is FILE.aotpack or FILE.zip\n"
+    assert re.fullmatch(said, done.stderr)
+
+
+def test_a_cache_that_cannot_be_made_is_named_with_what_to_set(bare: Project) -> None:
+    bare.cache.parent.mkdir(exist_ok=True)
+    bare.cache.write_text("a file")
+    bare.manifest.write_text(manifest_text())
+    bare.model.write_text(MODEL)
+    value = bare.json("build", "manifest.yaml", code=1)
+    assert value["error"]["type"] in {"FileExistsError", "NotADirectoryError"}
+    assert value["error"]["hint"] == "results are kept there; AOTPACK_CACHE_DIR names another folder"
+    assert bare("build", "manifest.yaml").stderr.endswith(f"\nhint: {value['error']['hint']}\n")
+
+
 TEN = """\
 schema: aotpack.manifest/v2
 bundle: {name: 3d, version: one}
