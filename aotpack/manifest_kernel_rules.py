@@ -246,6 +246,18 @@ def _check_points(entry: KernelEntry, names: _Names) -> None:
             for name, value in call.items():
                 if name not in floats and not isinstance(value, int):
                     raise wrong(f"{name!r} is an int, its expression gives {value}", "points", place, name)
+            _check_sizes(entry, call, place)
+
+
+def _check_sizes(entry: KernelEntry, call: Mapping[str, Any], place: int) -> None:
+    """No tensor of a point has a negative size, as far as its numbers decide them; axes have their own check."""
+    for name, dims in entry.shapes.items():
+        for text in dims:
+            expression = parse(text)
+            if expression.names and expression.names <= call.keys():
+                found = _value(expression, call, ("points", place))
+                if found < 0:
+                    raise wrong(f"{name!r} would have a size of {found}: {text}", "points", place)
 
 
 def _check_point_value(value: Any, name: str, names: _Names, place: int) -> None:

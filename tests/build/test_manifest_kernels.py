@@ -311,6 +311,7 @@ TRITON_MISTAKES = [
     ("points", "[{rows: 1, rows: 2, n: 1, eps: 1.0}]", "21:24 entries.add.points[0]: duplicate key 'rows' on line 21, first on line 21; remove one"),
     ("points", "[{rows: 1, n: 1, eps: .nan}]", "21:35 entries.add.points[0].eps: 'eps' is a finite number, found the number nan"),
     ("points", "[{rows: 1.5, n: 1, eps: 1.0}]", "21:21 entries.add.points[0].rows: 'rows' is an int, found the number 1.5"),
+    ("points", "[{rows: [1, -2], n: 3, eps: 1.0}]", "21:14 entries.add.points[0]: 'x' would have a size of -2: rows"),
     ("points", "[{rows: true, n: 1, eps: 1.0}]", "21:21 entries.add.points[0].rows: 'rows' is an int, found true (a boolean)"),
     ("points", "[{rows: 1, n: 1, eps: 1.0, z: 3}]", "21:43 entries.add.points[0].z: unknown name 'z'; known: eps, n, rows"),
     ("points", "[{rows: 1, n: 1, eps: true}]", "21:35 entries.add.points[0].eps: 'eps' is a finite number, found true (a boolean)"),
