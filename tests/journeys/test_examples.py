@@ -1,4 +1,5 @@
-"""The servers of `examples/`, as a client meets them: ready, an answer, and a reason for what cannot be answered."""
+"""The servers of `examples/`, as a client meets them: ready, an answer, and a reason for what cannot be answered. What the
+README shows, run as it stands."""
 
 from __future__ import annotations
 
@@ -14,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 pytest.importorskip("torch", reason="real builds")
 
 import torch
 
-from tests.support.building import build_zoo, entry, zoo_module
+from aotpack.build import build
+from aotpack.manifest import read_manifest
+from aotpack_runtime.store import Store
+from tests.support.building import QUICK, ROOT, build_zoo, entry, zoo_module
 
 Json = Any
 REPO = Path(__file__).parents[2]
@@ -100,3 +105,42 @@ def test_a_request_that_makes_no_sense_is_told_so_and_the_next_is_served(address
     assert code == 400
     assert re.match(r"\w+: .", answer["error"])
     assert fetched(f"{address}/encode", b'{"input_ids": [[1]]}')[0] == 200
+
+
+# -------------------------------------------------------------------------------------------------------- the README
+
+
+def blocks(language: str) -> list[str]:
+    """The README's blocks of code in `language`, in its order."""
+    return re.findall(rf"```{language}\n(.*?)```", (REPO / "README.md").read_text(), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def readme() -> Path:
+    """A folder with the README's manifest and model, and the bundle that they give, as its commands have it."""
+    folder = ROOT / "readme"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(ROOT / "readme.lock"):
+        for name, text in (("manifest.yaml", blocks("yaml")[0]), ("model.py", blocks("python")[0])):
+            if not (folder / name).exists() or (folder / name).read_text() != text:
+                (folder / name).write_text(text)
+        manifest = read_manifest(folder / "manifest.yaml", [f"entries.encoder.inductor={json.dumps(QUICK)}"])
+        build(manifest, folder / "dist" / "demo-0.1.0", store=Store(ROOT / "store"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("number", "given", "said"),
+    [
+        (1, "import torch; new = torch.zeros(8, 256)", r"miss: .*expected 1\.\.256, got 300\nTrue\n"),
+        (2, "bits = bytes(8 * 256 * 2)", ""),
+    ],
+)
+def test_the_readmes_servers_run_on_the_readmes_model(readme: Path, number: int, given: str, said: str) -> None:
+    """`given` is what a block leaves to its reader."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{given}\n{blocks('python')[number]}"],
+        cwd=readme, env={**os.environ, "PYTHONPATH": str(REPO / "runtime")}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(said, done.stdout), done.stdout
