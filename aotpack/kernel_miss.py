@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from aotpack.compilers import nvrtc, triton
-from aotpack.kernel_assembly import kernel_variant
 from aotpack.kernel_jobs import compile_jobs
 from aotpack.kernel_plan import KernelPlan, KernelVariant
+from aotpack.kernel_variants import kernel_variant
 from aotpack.manifest_kernels import KernelEntry, NvrtcEntry, TritonEntry
 from aotpack_runtime.bundle import Bundle, open_bundle
 from aotpack_runtime.errors import CompileError, SourceError
