@@ -369,7 +369,7 @@ def test_aotpack_mode_is_taken_and_a_miss_is_an_error_in_every_mode(
 
 def test_another_aotpack_mode_is_refused(driver: FakeDriver, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AOTPACK_MODE", "fast")
-    with pytest.raises(AotpackError, match="mode is 'fast'; expected strict, eager or jit"):
+    with pytest.raises(AotpackError, match="AOTPACK_MODE is 'fast'; expected strict, eager or jit"):
         serve(driver, COPY, mode=None)
 
 
