@@ -35,7 +35,7 @@ from aotpack_runtime.fallbacks.source import split_arguments
 from aotpack_runtime.format.index import Example, Variant
 from aotpack_runtime.kernel_entry import KernelEntry
 from aotpack_runtime.loaders.inputs import make_leaves, unflatten
-from aotpack_runtime.loaders.source import select_outputs
+from aotpack_runtime.loaders.source import select_outputs, unwrap_weights
 from aotpack_runtime.store import Store
 from aotpack_runtime.torch_entry import TorchEntry
 
@@ -245,6 +245,7 @@ class _Source:
         if not isinstance(module, torch.fx.GraphModule):
             module.train(entry.training)
         move_module(module, loaded.device)
+        unwrap_weights(module)
         own_dense_weights(module)
         self._module = module
         self._check_weights(session, weight_set)

@@ -60,11 +60,19 @@ def _require_imported(job: Mapping[str, Json], operators: Iterable[str], known: 
     """SourceError for an operator that only the source registers: whoever reads the program back does not import it."""
     for name in operators:
         if name not in known:
+            module = _defining_module(name)
             raise SourceError(
                 job["source"],
                 f"uses the operator {name}, which no module of `imports` registers",
-                hint=f"name the module that defines it under `entries.{job['entry']}.imports` in the manifest",
+                hint=f"name the module that defines it{module} under `entries.{job['entry']}.imports` in the manifest",
             )
+
+
+def _defining_module(name: str) -> str:
+    """Such as ", models.ops,"; "" where torch does not know of it."""
+    defined = getattr(torch._library.custom_ops, "OPDEFS", {}).get(name)
+    module = getattr(getattr(defined, "_init_fn", None), "__module__", "")
+    return f", {module}," if module else ""
 
 
 def _custom_operators(programs: Sequence[Program]) -> dict[str, str]:

@@ -6,6 +6,7 @@ differs between torch 2.11 and 2.13 is met here and nowhere else.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -223,7 +224,8 @@ def _patches(cpu: Mapping[str, Json], folder: Path) -> Iterator[Any]:
 def _embedded(cubin: str, kernel: str, ld: str, objcopy: str) -> str:
     """The object file of a cubin, to be linked in; torch's own has symbols by the path of the build's folder first, and
     the linker orders them by that."""
-    place = Path(f"{cubin}.{kernel}")
+    # The name of a kernel that fuses much is longer than that of a file may be.
+    place = Path(f"{cubin}.{hashlib.sha256(kernel.encode()).hexdigest()}")
     place.mkdir()
     shutil.copyfile(cubin, place / "cubin")
     ends = [

@@ -212,12 +212,25 @@ def tied_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def user_place(error: BaseException, folder: Path) -> str:
-    """Such as " at model.py:12", for the last line of the user's files in the traceback, "" when there is none."""
-    root = str(folder.resolve())
+    """Such as " at model.py:12", for the last line of the user's files in the traceback, "" when there is none; with
+    the line of a library's model that it led to, " at model.py:12 (in modeling_bert.py:430)"."""
+    root, inner = str(folder.resolve()), ""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename.startswith(root) and "site-packages" not in frame.filename:
-            return f" at {Path(frame.filename).relative_to(root)}:{frame.lineno}"
+            return f" at {Path(frame.filename).relative_to(root)}:{frame.lineno}{inner}"
+        if not inner and _is_of_a_model(frame.filename):
+            inner = f" (in {Path(frame.filename).name}:{frame.lineno})"
     return ""
+
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def _is_of_a_model(file: str) -> bool:
+    """Is it a file of layers? Not one of what traces them, or of Python's own."""
+    if file.startswith(_TORCH):
+        return file.startswith(f"{_TORCH}/nn/") and Path(file).name != "module.py"
+    return "site-packages" in file and "/sympy/" not in file
 
 
 def _line(error: BaseException) -> str:

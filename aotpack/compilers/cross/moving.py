@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._export.utils import _compiling_state_context
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.cuda.amp import common
 from torch.export import ExportedProgram
@@ -28,7 +29,7 @@ from aotpack.compilers.exporter import Exporter
 from aotpack.compilers.failures import first_line
 from aotpack.compilers.flat import Flat, Shape
 from aotpack.compilers.model import Model
-from aotpack.compilers.modules import import_modules, load_source
+from aotpack.compilers.modules import import_modules, load_source, user_place
 from aotpack.compilers.programs import Program, custom_operators_of, operators_of, store_program
 from aotpack.compilers.shapes import LeafSpec, TensorLeaf
 from aotpack.compilers.sizes import distinct, flat_tensors
@@ -134,7 +135,8 @@ def _require_alike(job: Mapping[str, Json], module: torch.nn.Module, shape: Shap
         there, results = _calls(flat, tensors, DEVICE)
     except Exception as error:
         if "CUDA driver" in str(error) or "NVIDIA driver" in str(error):
-            problem = "an operator of it asks the CUDA driver while it is traced, which takes a GPU"
+            place = user_place(error, Path(job["folder"]))
+            problem = f"an operator of it asks the CUDA driver while it is traced, which takes a GPU{place}"
             raise SourceError(job["source"], problem, hint="build this target on a GPU") from error
         raise _another_model(job, f"fails on a GPU: {type(error).__name__}: {first_line(error)}") from error
     for number, (mine, other) in enumerate(zip(here, there, strict=False)):
@@ -157,7 +159,7 @@ def _another_model(job: Mapping[str, Json], problem: str) -> SourceError:
 
 def _calls(flat: Flat, tensors: list[torch.Tensor], device: str) -> tuple[list[str], list[torch.Tensor]]:
     """(every call of torch that the model makes, with the dtypes and shapes that it gives; its results), with fake
-    tensors on `device`."""
+    tensors on `device`. It is told that it is exported, as it was: nn.TransformerEncoder goes another way then."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     made: dict[int, torch.Tensor] = {}
 
@@ -166,7 +168,7 @@ def _calls(flat: Flat, tensors: list[torch.Tensor], device: str) -> tuple[list[s
             made[id(tensor)] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         return made[id(tensor)]
 
-    with torch.no_grad(), mode, _autocast(), _every_branch():
+    with torch.no_grad(), mode, _autocast(), _every_branch(), _compiling_state_context():
         owned = {
             **dict(flat.named_parameters(remove_duplicate=False)),
             **dict(flat.named_buffers(remove_duplicate=False)),
