@@ -5,6 +5,8 @@ Programs are the fallback of the entry and what `compilers/aoti.py` compiles, he
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,9 +72,12 @@ def _require_imported(job: Mapping[str, Json], operators: Iterable[str], known: 
 
 def _defining_module(name: str) -> str:
     """Such as ", models.ops,"; "" where torch does not know of it."""
-    defined = getattr(torch._library.custom_ops, "OPDEFS", {}).get(name)
-    module = getattr(getattr(defined, "_init_fn", None), "__module__", "")
-    return f", {module}," if module else ""
+    made = torch._library.custom_ops.OPDEFS.get(name)
+    if made is not None:
+        return f", {made._init_fn.__module__},"
+    files = set(re.findall(r"registered at (.+\.py):\d+", torch._C._dispatch_dump(name)))
+    found = [known for known, module in sorted(sys.modules.items()) if getattr(module, "__file__", None) in files]
+    return f", {found[0]}," if found else ""
 
 
 def _custom_operators(programs: Sequence[Program]) -> dict[str, str]:

@@ -91,7 +91,14 @@ def package(
                 exported, package_path=str(folder / "model.pt2"), inductor_configs=options
             )
         except Exception as error:
-            raise CompileError(variant, f"AOTInductor: {type(error).__name__}: {_meaningful(error)}") from error
+            hint = (
+                "with sizes in the place of its ranges it may compile: one, or a list"
+                if exported.range_constraints
+                else ""
+            )
+            raise CompileError(
+                variant, f"AOTInductor: {type(error).__name__}: {_meaningful(error)}", hint=hint
+            ) from error
     with zipfile.ZipFile(made) as archive:
         members = [name for name in archive.namelist() if "/data/aotinductor/" in name]
         for name in members:

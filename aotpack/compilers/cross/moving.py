@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from aotpack.compilers.aoti import parse_leaf
-from aotpack.compilers.cross.program import DEVICE, on_fake_gpu
+from aotpack.compilers.cross.program import DEVICE, let_views_copy, on_fake_gpu
 from aotpack.compilers.exporter import Exporter
 from aotpack.compilers.failures import first_line
 from aotpack.compilers.flat import Flat, Shape
@@ -67,6 +67,7 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
 
 def _moved(record: Json, exported: ExportedProgram, store: Store) -> Json:
     exported = on_fake_gpu(exported)
+    let_views_copy(exported.graph_module)
     leaves = tuple(placed_leaf(parse_leaf(leaf), "cuda") for leaf in record["leaves"])
     guards = placed(parse_guards(record["guards"]), "cuda")
     program = Program(

@@ -40,11 +40,10 @@ def on_fake_gpu(exported: ExportedProgram) -> ExportedProgram:
         exported._example_inputs = pytree.tree_map(fake, exported.example_inputs)
         moved = move_to_device_pass(exported, DEVICE)
     del before
-    _let_views_copy(moved.graph_module)
     return moved
 
 
-def _let_views_copy(graph_module: torch.fx.GraphModule) -> None:
+def let_views_copy(graph_module: torch.fx.GraphModule) -> None:
     """A trace makes nothing of `contiguous()` where a CPU's operator gave that layout. A GPU's may give another (of
     attention: batches first), and the view behind it copies there, as eager does."""
     for module in graph_module.modules():
