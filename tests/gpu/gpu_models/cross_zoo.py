@@ -261,7 +261,8 @@ class Translates(nn.Module):
 
     def forward(self, x: Tensor, padded: Tensor) -> Any:
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
-        return self.layers(x, x, tgt_mask=mask, tgt_is_causal=True, src_key_padding_mask=padded)
+        masks = {"src_key_padding_mask": padded, "memory_key_padding_mask": padded}
+        return self.layers(x, x, tgt_mask=mask, tgt_is_causal=True, **masks)
 
 
 def translates() -> nn.Module:
