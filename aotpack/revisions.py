@@ -1,10 +1,10 @@
 """Our own part of every fingerprint: count one up when a change here changes what a job gives."""
 
-EXPORT_REVISION = 9
+EXPORT_REVISION = 10
 GPU_EXPORT_REVISION = 2
 """Of what is exported on a GPU alone."""
 AOTI_REVISION = 7
-CROSS_REVISION = 5
+CROSS_REVISION = 6
 TRITON_REVISION = 2
 NVRTC_REVISION = 1
 VERIFY_REVISION = 1

@@ -33,9 +33,10 @@ from aotpack_runtime.errors import AotpackError, CompileError, SourceError, Targ
 from aotpack_runtime.fallbacks.pad import Fallback as PadFallback
 from aotpack_runtime.fallbacks.source import split_arguments
 from aotpack_runtime.format.index import Example, Variant
+from aotpack_runtime.format.tree import flatten
 from aotpack_runtime.kernel_entry import KernelEntry
 from aotpack_runtime.loaders.inputs import make_leaves, unflatten
-from aotpack_runtime.loaders.source import select_outputs
+from aotpack_runtime.loaders.source import select_outputs, unwrap_weights
 from aotpack_runtime.store import Store
 from aotpack_runtime.torch_entry import TorchEntry
 
@@ -134,7 +135,7 @@ class Bundle:
                     raise CompileError(
                         variant_id,
                         f"disagrees with {reference.name} at sizes {sizes}: {what}{problem}",
-                        hint=reference.hint,
+                        hint=reference.hint or _of_rounding(wanted),
                     )
             worst = max(worst, 0.0 if random else largest_error(wanted, found))
             weights.restore(before)
@@ -185,6 +186,22 @@ class Bundle:
                 made = _Program(entry)
             self._references[key] = made
         return self._references[key]
+
+
+def _of_rounding(result: object) -> str:
+    """What to do where numbers of half precision differ; "" for other results."""
+    leaves: list[Any] = []
+    flatten(result, leaves)
+    halves = [leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dtype in HALF]
+    if not halves:
+        return ""
+    name = str(halves[0]).removeprefix("torch.")
+    return (
+        f"compiled code rounds {name} at other steps than eager: if that is all, allow more by `verify: {{rtol, atol}}`"
+    )
+
+
+HALF = (torch.bfloat16, torch.float16)
 
 
 class EagerRefusesError(CompileError):
@@ -254,6 +271,7 @@ class _Source:
         if not isinstance(module, torch.fx.GraphModule):
             module.train(entry.training)
         move_module(module, loaded.device)
+        unwrap_weights(module)
         own_dense_weights(module)
         self._module = module
         self._check_weights(session, weight_set)

@@ -105,7 +105,8 @@ def _reporter() -> Reporter:
             self.count += 1
             clear = "\r\x1b[K" if self.live else ""
             word = "failed" if problem else DONE[kind]
-            note(f"{clear}[{self.count}/{max(self.total, self.count)}] {word} {name} ({seconds:.1f} s)")
+            why = f": {problem}" if problem else ""
+            note(f"{clear}[{self.count}/{max(self.total, self.count)}] {word} {name} ({seconds:.1f} s){why}")
             if self.count < self.total:
                 self._status(kind)
 

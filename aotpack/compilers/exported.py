@@ -5,6 +5,8 @@ Programs are the fallback of the entry and what `compilers/aoti.py` compiles, he
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,11 +62,22 @@ def _require_imported(job: Mapping[str, Json], operators: Iterable[str], known: 
     """SourceError for an operator that only the source registers: whoever reads the program back does not import it."""
     for name in operators:
         if name not in known:
+            module = _defining_module(name)
             raise SourceError(
                 job["source"],
                 f"uses the operator {name}, which no module of `imports` registers",
-                hint=f"name the module that defines it under `entries.{job['entry']}.imports` in the manifest",
+                hint=f"name the module that defines it{module} under `entries.{job['entry']}.imports` in the manifest",
             )
+
+
+def _defining_module(name: str) -> str:
+    """Such as ", models.ops,"; "" where torch does not know of it."""
+    made = torch._library.custom_ops.OPDEFS.get(name)
+    if made is not None:
+        return f", {made._init_fn.__module__},"
+    files = set(re.findall(r"registered at (.+\.py):\d+", torch._C._dispatch_dump(name)))
+    found = [known for known, module in sorted(sys.modules.items()) if getattr(module, "__file__", None) in files]
+    return f", {found[0]}," if found else ""
 
 
 def _custom_operators(programs: Sequence[Program]) -> dict[str, str]:

@@ -133,16 +133,26 @@ class Exporter:
     ) -> Iterator[Program]:
         """Programs for small declared sizes that no program of the family reaches, where the model takes them: torch
         tells 0 and 1 apart, of every size that it computes from others too (2, where a model goes on with one less)."""
-        shape = self.shape(absent)
+        known = list(family)
         for variant in variants:
-            dims: Dims = {name: tuple(bounds) for name, bounds in variant["dims"].items()}
-            for name in dims:
-                for size in _small_unreached(family, shape, dims, name):
-                    try:
-                        fixed: Dims = {**dims, name: (size, size, size)}
-                        yield self._exact(absent, fixed, f"{variant['id']} with {name} = {size}")
-                    except CompileError as error:
-                        log.info("%s", error)
+            yield from self._small(
+                absent, {name: tuple(b) for name, b in variant["dims"].items()}, variant["id"], known
+            )
+
+    def _small(self, absent: tuple[str, ...], dims: Dims, variant: str, known: list[Program]) -> Iterator[Program]:
+        """Those of one variant: of each dim alone, and then of others beside it. They are added to `known`."""
+        for name in dims:
+            for size in _small_unreached(known, self.shape(absent), dims, name):
+                fixed: Dims = {**dims, name: (size, size, size)}
+                beside = f"{variant}, {name} = {size}" if " with " in variant else f"{variant} with {name} = {size}"
+                try:
+                    program = self._exact(absent, fixed, beside)
+                except CompileError as error:
+                    log.info("%s", error)
+                    continue
+                known.append(program)
+                yield program
+                yield from self._small(absent, fixed, beside, known)
 
     def _export(self, shape: Shape, sizes: Mapping[str, int], dynamic: Sequence[Any]) -> Program:
         flat = Flat(self._model.module, shape, self._job["outputs"])

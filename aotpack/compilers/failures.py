@@ -38,6 +38,9 @@ def export_error(variant: str, error: Exception, folder: Path, leaves: Sequence[
         hint = SPLIT
     elif "torch._C.Generator" in text:
         problem, hint = f"{_GENERATOR}{place}", _DEFAULT_GENERATOR
+    elif match := re.search(r"__torch__\.torch\.classes\.(\S+) .*'__obj_flatten__'", text):
+        problem = f"keeps weights in an object of C++ that torch.export cannot look into: {match[1]}{place}"
+        hint = "modules of torch.ao.quantization do: quantize with torchao, or keep int8 weights and scales as buffers"
     elif "SymIntArrayRef expected to contain only concrete integers" in text:
         problem = f"an operator that takes fixed sizes only is given a dim that varies{place}"
         hint = "torch.rand() and the like are such with `generator=`: leave it out, or give the dim one size or a list"

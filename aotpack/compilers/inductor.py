@@ -6,6 +6,7 @@ differs between torch 2.11 and 2.13 is met here and nowhere else.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -90,7 +91,14 @@ def package(
                 exported, package_path=str(folder / "model.pt2"), inductor_configs=options
             )
         except Exception as error:
-            raise CompileError(variant, f"AOTInductor: {type(error).__name__}: {_meaningful(error)}") from error
+            hint = (
+                "with sizes in the place of its ranges it may compile: one, or a list"
+                if exported.range_constraints
+                else ""
+            )
+            raise CompileError(
+                variant, f"AOTInductor: {type(error).__name__}: {_meaningful(error)}", hint=hint
+            ) from error
     with zipfile.ZipFile(made) as archive:
         members = [name for name in archive.namelist() if "/data/aotinductor/" in name]
         for name in members:
@@ -223,7 +231,8 @@ def _patches(cpu: Mapping[str, Json], folder: Path) -> Iterator[Any]:
 def _embedded(cubin: str, kernel: str, ld: str, objcopy: str) -> str:
     """The object file of a cubin, to be linked in; torch's own has symbols by the path of the build's folder first, and
     the linker orders them by that."""
-    place = Path(f"{cubin}.{kernel}")
+    # The name of a kernel that fuses much is longer than that of a file may be.
+    place = Path(f"{cubin}.{hashlib.sha256(kernel.encode()).hexdigest()}")
     place.mkdir()
     shutil.copyfile(cubin, place / "cubin")
     ends = [

@@ -32,6 +32,7 @@ from aotpack.compilers.programs import Program, written_weights
 from aotpack.compilers.sizes import flat_tensors
 from aotpack_runtime.errors import SourceError
 from aotpack_runtime.loaders.inputs import make_leaves
+from aotpack_runtime.loaders.source import unwrap_weights
 from aotpack_runtime.store import Store
 
 Json = Any
@@ -50,6 +51,7 @@ class Model:
         if job["precision"]:
             module.to(getattr(torch, job["precision"]))
         move_module(module, self.device)
+        unwrap_weights(module)
         self.training = [name or "the model itself" for name in is_training(module)]
         if self.training and not job["training"]:
             raise SourceError(
@@ -88,12 +90,17 @@ class Model:
 
     def check_state(self, programs: Sequence[Program]) -> None:
         """Find what calls write. SourceError for what cannot be kept as state."""
-        written = {name for program in programs for name in written_weights(program.exported) | self._changed(program)}
+        places: dict[str, str] = {}
+        for program in programs:
+            places = dict.fromkeys(self._changed(program), "") | written_weights(program.exported) | places
+        written = places.keys()
         plain = sorted(written - self.tensors.keys())
         if plain:
+            tensor = self.literals[plain[0]]
             raise SourceError(
                 self._job["source"],
-                "forward() writes a tensor that is neither a parameter nor a buffer, so its state cannot be shared",
+                f"forward() writes a tensor that is neither a parameter nor a buffer{places[plain[0]]} "
+                f"({tensor.dtype} of shape {list(tensor.shape)}), so its state cannot be shared",
                 hint="register it with register_buffer()",
             )
         views = sorted(self.overlapping.keys() & written)

@@ -34,6 +34,7 @@ from aotpack.compilers.sizes import (
     with_low,
 )
 from aotpack.compilers.user_errors import first_line
+from aotpack_runtime.errors import CompileError
 from aotpack_runtime.format.expression import parse, variable
 from aotpack_runtime.format.guard import Guards, IntGuard, Range, TensorGuard
 from aotpack_runtime.loaders.inputs import make_leaves
@@ -69,6 +70,12 @@ class Probe:
         """
         program = replace(program, guards=_bound(self._trial(program), program))
         trial = self._trial(program)
+        if trial.agrees({}) and trial.contradicted(_masked):
+            raise CompileError(
+                type(self._module).__name__,
+                "gives another result than eager where a bool argument is set: it goes another way when it is exported",
+                hint="nn.TransformerEncoder does with a padding mask: construct it with enable_nested_tensor=False",
+            )
         guards = program.guards
         varying = _varying(program)
         for size in (1, 0):
@@ -153,6 +160,12 @@ class Trial:
             except Exception:
                 return False
         return True
+
+    def contradicted(self, arrange: Arrange) -> bool:
+        """Does eager take the arguments with what `arrange` makes of them, and give another result?"""
+        example = resized(self._program, self.base)
+        self._taken -= {example}
+        return not self.agrees({}, arrange) and example in self._taken
 
     def takes_there(self, sizes: Mapping[str, int]) -> bool:
         """Does eager take these sizes on the program's own device? To be asked after `agrees`, which has seen that no
@@ -263,6 +276,14 @@ def _open_lows(guards: Guards) -> Iterator[tuple[str, int]]:
     """The sizes that may vary by themselves, and their smallest."""
     lows = {name: dim.low for name, dim in named_sizes(guards) if isinstance(dim, Range)}
     return ((name, lows[name]) for name in open_sizes(guards))
+
+
+def _masked(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy, of a bool tensor with the last of each row set, as padding is."""
+    tensor = tensor.clone()
+    if tensor.dtype == torch.bool and tensor.dim() and tensor.shape[-1] > 1:
+        tensor[..., -1] = True
+    return tensor
 
 
 def _with_any_layout(trial: Trial, guards: Guards) -> Guards:

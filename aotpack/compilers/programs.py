@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,8 +76,8 @@ def custom_operators_of(exported: ExportedProgram) -> Iterator[Any]:
     return (target for target in operators_of(exported) if target.namespace not in _TORCH_NAMESPACES)
 
 
-def written_weights(exported: ExportedProgram) -> set[str]:
-    """Weights that the program writes in place: operators say of each argument whether they write it."""
+def written_weights(exported: ExportedProgram) -> dict[str, str]:
+    """Weights that the program writes in place, and where: operators say of each argument whether they write it."""
     names = program_weights(exported)
     placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"][: len(names)]
     owners: dict[int, str] = {}
@@ -86,7 +87,11 @@ def written_weights(exported: ExportedProgram) -> set[str]:
         literal = all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
         if isinstance(value, torch.Tensor) and value.numel() and not literal:
             owners.setdefault(_memory(value), name)
-    return {owners[memory] for memory in _writes(exported) if memory in owners}
+    found: dict[str, str] = {}
+    for memory, place in _writes(exported):
+        if memory in owners:
+            found.setdefault(owners[memory], place)
+    return found
 
 
 def with_written(
@@ -95,7 +100,7 @@ def with_written(
     """`guards`, those of arguments that the program writes in place marked so."""
     inputs = set(exported.graph_signature.user_inputs)
     nodes = iter([node for node in exported.graph.nodes if node.op == "placeholder" and node.name in inputs])
-    written = set(_writes(exported))
+    written = {memory for memory, _ in _writes(exported)}
     marked: list[LeafGuard] = []
     for guard, leaf in zip(guards, leaves, strict=True):
         value = None if isinstance(leaf, ValueLeaf) else next(nodes).meta["val"]
@@ -106,8 +111,9 @@ def with_written(
     return tuple(marked)
 
 
-def _writes(exported: ExportedProgram) -> Iterator[int]:
-    """The memory of every tensor that an operator writes in place, in regions (autocast, no_grad) as well."""
+def _writes(exported: ExportedProgram) -> Iterator[tuple[int, str]]:
+    """The memory of every tensor that an operator writes in place, in regions (autocast, no_grad) as well, and where
+    in the model's files that is, such as " at model.py:12"."""
     for module in exported.graph_module.modules():
         graph = getattr(module, "graph", None)
         for node in graph.nodes if graph is not None else ():
@@ -121,7 +127,13 @@ def _writes(exported: ExportedProgram) -> Iterator[int]:
                 for item in found if isinstance(found, list | tuple) else [found]:
                     value = getattr(item, "meta", {}).get("val")
                     if isinstance(value, torch.Tensor):
-                        yield _memory(value)
+                        yield _memory(value), _place(node)
+
+
+def _place(node: torch.fx.Node) -> str:
+    """The innermost line of Python that a trace remembers of a node; "" where it does not."""
+    lines = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return f" at {Path(lines[-1][0]).name}:{lines[-1][1]}" if lines else ""
 
 
 def _memory(value: torch.Tensor) -> int:

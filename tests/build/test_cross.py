@@ -87,9 +87,15 @@ class Decides(nn.Module):
 
 class Hides(nn.Module):
     def forward(self, x):
-        if isinstance(x, torch._subclasses.FakeTensor) and not torch.compiler.is_exporting():
+        if isinstance(x, torch._subclasses.FakeTensor) and torch.fx.experimental.proxy_tensor.get_proxy_mode() is None:
             raise RuntimeError("it needs values")
         return x + 1
+
+class Exported(nn.Module):
+    def forward(self, x):
+        if x.is_cuda and not torch.compiler.is_exporting():
+            raise RuntimeError("this way is not the one that was exported")
+        return x.view(-1) + 1
 
 class Recurrent(nn.Module):
     def __init__(self):
@@ -112,6 +118,7 @@ class Custom(nn.Module):
         return twice(x.contiguous())
 
 def custom(): return Custom().eval()
+def exported(): return Exported().eval()
 def recurrent(): return Recurrent().eval()
 def branches(): return Branches().eval()
 def decides(): return Decides().eval()
@@ -441,6 +448,17 @@ def test_a_model_that_is_another_one_on_a_gpu_is_refused(
         moved(tmp_path, store, model)
     assert problem in str(caught.value)
     assert "build this target on a GPU" in str(caught.value.hint)
+
+
+def test_a_model_is_looked_at_as_it_is_exported_and_its_views_may_copy(tmp_path: Path, store: Store) -> None:
+    """nn.TransformerEncoder looks at the values of its mask when nothing traces it; and attention gives another layout
+    on a GPU, where the trace made nothing of the contiguous() before a view."""
+    _, _, after = moved(tmp_path, store, "exported")
+    from aotpack_runtime.loaders.programs import read_program
+
+    code = read_program(store.object(after["programs"][0]["file"]["sha256"])).graph_module.code
+    assert "aten.reshape.default" in code
+    assert "aten.view.default" not in code
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="the text is torch's")
 
 from aotpack.build import build
 from aotpack.compilers import interface
-from aotpack.compilers.inductor import ALONE
+from aotpack.compilers.inductor import ALONE, _embedded
 from aotpack.manifest import read_manifest
 from aotpack.miss import _builders_store
 from aotpack_runtime.bundle import open_bundle
@@ -171,3 +171,11 @@ def test_a_variant_is_the_same_bytes_whatever_else_is_compiled(tmp_path: Path) -
         return Path(made.path, member).read_bytes()
 
     assert library([5]) == library([5, 6, 7, 8][: ALONE + 1])
+
+
+def test_a_cubin_is_linked_in_however_long_the_name_of_its_kernel(tmp_path: Path) -> None:
+    """Inductor names a kernel after all that it fuses: T5's bias of positions has 240 letters."""
+    cubin, kernel = tmp_path / f"c{'x' * 50}.cubin", "model_triton_poi_" + "fused_" * 60
+    cubin.write_bytes(b"code")
+    linked = Path(_embedded(str(cubin), kernel, "ld", "objcopy"))
+    assert f"__{kernel}_start".encode() in linked.read_bytes()

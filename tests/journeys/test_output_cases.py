@@ -62,6 +62,14 @@ def test_a10_without_a_fallback_that_reaches_it_the_miss_names_the_argument(
         session["optional"](torch.ones(2), torch.ones(2))
 
 
+@tiers
+def test_a_decorator_of_forward_may_add_arguments_by_name(session: Session, zoo: ModuleType, tier: str) -> None:
+    """BertModel's does: with a None at the place of what it adds, the call would have two values for it."""
+    decorated, x, mask = session["decorated"], WAYS[tier](torch.arange(5.0)), WAYS[tier](torch.full((5,), 3.0))
+    for args in ((x,), (x, mask)):
+        assert_served((tier, zoo.make("Decorated")(*args)), served(decorated, *args))
+
+
 @pytest.mark.parametrize(
     ("tier", "size"), [*((tier, size) for tier in WAYS for size in (2, 5)), ("hit", 1), ("source", 1)]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -148,7 +149,11 @@ def test_a13_a_state_made_in_inference_mode_is_written_outside_of_it(session: Se
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ("plain_in_place", ["n", "neither a parameter nor a buffer", "register_buffer"]),
+        (
+            "plain_in_place",
+            ["neither a parameter nor a buffer at zoo.py:", "(torch.float32 of shape [1])", "register_buffer"],
+        ),
+        ("packed", ["quantized.LinearPackedParamsBase", "torchao", "buffers"]),
         ("plain_assigned", ["disagrees with eager", "forward() sets n:", "register_buffer()"]),
         ("counts_in_python", ["disagrees with eager", "forward() sets calls:", "register_buffer()"]),
         ("grows", ["'seen'", "another shape"]),
@@ -258,6 +263,19 @@ def test_a14_weights_of_every_layout_and_kind_give_what_eager_gives(session: Ses
     assert_same(model(image, x[None]), found)
 
 
+@pytest.mark.parametrize("tier", list(WEIGHTED))
+def test_a_weight_that_is_made_of_tensors_is_taken_apart(session: Session, zoo: ModuleType, tier: str) -> None:
+    """As torchao's int8 weights are; by hand torch.export and AOTInductor take them."""
+    x, model, quantized = torch.randn(5, 4), zoo.make("Quantized"), session["quantized"]
+    wanted = model(WEIGHTED[tier](x))
+    served_by, found = served(quantized, WEIGHTED[tier](x))
+    assert served_by == tier
+    assert_same(wanted, found)
+    scale = "linear.parametrizations.weight.original1"
+    session.update_weights({scale: 2 * model.linear.weight.scale_})
+    assert_same(2 * wanted - model.linear.bias, quantized(WEIGHTED[tier](x)))
+
+
 NEW_WEIGHTS = {
     "conv.weight": torch.randn(4, 3, 3, 3),
     "norm.running_mean": torch.randn(4),
@@ -322,6 +340,11 @@ def test_a15_a_module_in_train_mode_is_refused(refused: Result) -> None:
     assert "train mode" in message
     assert ".eval()" in message
     assert "training: true" in message
+
+
+def test_an_error_inside_a_library_names_its_line_behind_the_users_own(refused: Result) -> None:
+    message = refused.failures["translates/fixed/cpu"]
+    assert re.search(r"depends on the values of a tensor at zoo.py:\d+ \(in transformer.py:\d+\)", message), message
 
 
 def test_a15_training_that_was_asked_for_is_written_down_and_learns(session: Session, zoo: ModuleType) -> None:

@@ -10,6 +10,7 @@ from tests.support.building import ROOT, build_in, build_zoo, entry
 
 MODELS = """
 import collections
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -305,7 +306,82 @@ class Noise(nn.Module):
         return x + torch.rand_like(x)
 
 
+# --------------------------------------------------------------------------------------- as libraries of models do it
+
+
+# Puts in by name what was left out, as transformers does; it knows of no place that the argument has.
+def with_defaults(forward):
+    @functools.wraps(forward)
+    def wrapper(self, *args, **kwargs):
+        if kwargs.get("cached") is None:
+            kwargs["cached"] = True
+        return forward(self, *args, **kwargs)
+
+    return wrapper
+
+
+class Decorated(nn.Module):
+    @with_defaults
+    def forward(self, x, mask=None, cached=None):
+        x = x if mask is None else x * mask
+        return x * 2 if cached else x
+
+
+# A weight of bytes with a scale for each row, as torchao has it: a tensor made of tensors.
+class Bytes(torch.Tensor):
+    @staticmethod
+    def __new__(cls, values, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=scale.dtype)
+
+    def __init__(self, values, scale):
+        self.values_, self.scale_ = values, scale
+
+    def __tensor_flatten__(self):
+        return ["values_", "scale_"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, tensors, _, size, stride):
+        return cls(tensors["values_"], tensors["scale_"])
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is nn.functional.linear:
+            x, weight, *bias = args
+            return func(x, weight.values_.to(x.dtype) * weight.scale_, *bias)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.clone.default):
+            return cls(func(args[0].values_), func(args[0].scale_))
+        raise NotImplementedError(f"{func} of bytes")
+
+
+class Quantized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        weight = Bytes(torch.randint(-127, 128, (3, 4), dtype=torch.int8), torch.rand(3, 1) / 127)
+        self.linear.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
 # ---------------------------------------------------------------------------------------------------------- refused
+
+
+def packed():
+    return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear}).eval()
+
+
+class Translates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Transformer(8, 2, 1, 1, 8, batch_first=True)
+
+    def forward(self, x):
+        return self.layers(x, x, tgt_mask=nn.Transformer.generate_square_subsequent_mask(x.shape[1]))
 
 
 class CountsInPython(nn.Module):
@@ -395,6 +471,8 @@ ENTRIES = {
     "inner_autocast": model("InnerAutocast", {"x": floats(2, 4)}),
     "learns": entry("learns", {"input": floats(8, 4)}, training=True),
     "noise": model("Noise", {"x": floats(64)}),
+    "decorated": model("Decorated", {"x": floats("b"), "mask": floats("b", optional=True)}, SOME),
+    "quantized": model("Quantized", {"x": floats("b", 4)}, SOME),
 }
 
 
@@ -417,6 +495,8 @@ REFUSED = {
         )
     },
     "train_mode": entry("learns", {"input": floats(8, 4)}),
+    "packed": entry("packed", {"input": floats(2, 4)}),
+    "translates": model("Translates", {"x": floats(2, 5, 8)}),
     "counts_in_python": model("CountsInPython", {"x": floats(1)}),
     "plain_in_place": model("PlainState", {"x": floats(1)}, args={"how": "in place"}),
     "plain_assigned": model("PlainState", {"x": floats(1)}, args={"how": "assigned"}),

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +33,7 @@ from aotpack.compilers.cross.choices import Choices
 from aotpack.compilers.cross.lowered import Lowered, noted_lowering
 from aotpack.compilers.cross.moving import placed, placed_leaf
 from aotpack.compilers.cross.pretend import pretended
-from aotpack.compilers.cross.program import on_fake_gpu
+from aotpack.compilers.cross.program import let_views_copy, on_fake_gpu
 from aotpack.compilers.cubin import archs_inside
 from aotpack.compilers.inductor import ALONE, build_folder, package
 from aotpack.compilers.modules import import_modules
@@ -77,9 +78,16 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
         ):
             moved = on_fake_gpu(exported)
             headers = job.get("among", 0) > ALONE
-            library, others = package(
-                moved, variant, job["inductor"], job["cpu"], folder, shared=store, headers=headers
+            compiled = partial(
+                package, moved, variant, job["inductor"], job["cpu"], folder, shared=store, headers=headers
             )
+            try:
+                library, others = compiled()
+            except CompileError as error:
+                if "Cannot view a tensor" not in error.problem:
+                    raise
+                let_views_copy(moved.graph_module)
+                library, others = compiled()
         facts, archs = needs_of_library(library), archs_inside(library)
         _require_of(archs, job)
         narrowed = narrowed_guards(moved, leaves, guards, dims, variant)

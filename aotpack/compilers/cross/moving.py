@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._export.utils import _compiling_state_context
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.cuda.amp import common
 from torch.export import ExportedProgram
@@ -23,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from aotpack.compilers.aoti import parse_leaf
-from aotpack.compilers.cross.program import DEVICE, on_fake_gpu
+from aotpack.compilers.cross.program import DEVICE, let_views_copy, on_fake_gpu
 from aotpack.compilers.exporter import Exporter
 from aotpack.compilers.flat import Flat, Shape
 from aotpack.compilers.model import Model
@@ -31,7 +32,7 @@ from aotpack.compilers.modules import import_modules, load_source
 from aotpack.compilers.programs import Program, custom_operators_of, operators_of, store_program
 from aotpack.compilers.shapes import LeafSpec, TensorLeaf
 from aotpack.compilers.sizes import distinct, flat_tensors
-from aotpack.compilers.user_errors import first_line
+from aotpack.compilers.user_errors import first_line, user_place
 from aotpack_runtime.errors import SourceError
 from aotpack_runtime.format.codec import parse_guards, parse_outputs
 from aotpack_runtime.format.guard import Guards, TensorGuard
@@ -66,6 +67,7 @@ def compile(job: Mapping[str, Json], store: Store) -> Json:
 
 def _moved(record: Json, exported: ExportedProgram, store: Store) -> Json:
     exported = on_fake_gpu(exported)
+    let_views_copy(exported.graph_module)
     leaves = tuple(placed_leaf(parse_leaf(leaf), "cuda") for leaf in record["leaves"])
     guards = placed(parse_guards(record["guards"]), "cuda")
     program = Program(
@@ -134,7 +136,8 @@ def _require_alike(job: Mapping[str, Json], module: torch.nn.Module, shape: Shap
         there, results = _calls(flat, tensors, DEVICE)
     except Exception as error:
         if "CUDA driver" in str(error) or "NVIDIA driver" in str(error):
-            problem = "an operator of it asks the CUDA driver while it is traced, which takes a GPU"
+            place = user_place(error, Path(job["folder"]))
+            problem = f"an operator of it asks the CUDA driver while it is traced, which takes a GPU{place}"
             raise SourceError(job["source"], problem, hint="build this target on a GPU") from error
         raise _another_model(job, f"fails on a GPU: {type(error).__name__}: {first_line(error)}") from error
     for number, (mine, other) in enumerate(zip(here, there, strict=False)):
@@ -157,7 +160,7 @@ def _another_model(job: Mapping[str, Json], problem: str) -> SourceError:
 
 def _calls(flat: Flat, tensors: list[torch.Tensor], device: str) -> tuple[list[str], list[torch.Tensor]]:
     """(every call of torch that the model makes, with the dtypes and shapes that it gives; its results), with fake
-    tensors on `device`."""
+    tensors on `device`. It is told that it is exported, as it was: nn.TransformerEncoder goes another way then."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     made: dict[int, torch.Tensor] = {}
 
@@ -166,7 +169,7 @@ def _calls(flat: Flat, tensors: list[torch.Tensor], device: str) -> tuple[list[s
             made[id(tensor)] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         return made[id(tensor)]
 
-    with torch.no_grad(), mode, _autocast(), _every_branch():
+    with torch.no_grad(), mode, _autocast(), _every_branch(), _compiling_state_context():
         owned = {
             **dict(flat.named_parameters(remove_duplicate=False)),
             **dict(flat.named_buffers(remove_duplicate=False)),

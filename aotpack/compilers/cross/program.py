@@ -41,3 +41,14 @@ def on_fake_gpu(exported: ExportedProgram) -> ExportedProgram:
         moved = move_to_device_pass(exported, DEVICE)
     del before
     return moved
+
+
+def let_views_copy(graph_module: torch.fx.GraphModule) -> None:
+    """A trace makes nothing of `contiguous()` where a CPU's operator gave that layout. A GPU's may give another (of
+    attention: batches first), and the view behind it copies there, as eager does."""
+    for module in graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                if node.target is torch.ops.aten.view.default:
+                    node.target = torch.ops.aten.reshape.default
+            module.recompile()

@@ -61,9 +61,14 @@ class Fallback:
 
 
 def split_arguments(parameters: Sequence[Parameter], values: Sequence[Any]) -> tuple[list[object], dict[str, object]]:
-    """Bound values -> args and kwargs as forward() takes them."""
+    """Bound values -> args and kwargs as a caller gives them to forward(): what has a default by name.
+
+    A decorator of forward() need not know what stands at a position: those of transformers add `use_cache` by name, and
+    clash with a None at its place. What a `*args` follows goes by position, since nothing else is possible.
+    """
     args: list[object] = []
     kwargs: dict[str, object] = {}
+    followed = any(parameter.kind == "var_positional" for parameter in parameters)
     for parameter, value in zip(parameters, values, strict=True):
         match parameter.kind:
             case "var_positional":
@@ -71,6 +76,8 @@ def split_arguments(parameters: Sequence[Parameter], values: Sequence[Any]) -> t
             case "var_keyword":
                 kwargs.update(value)
             case "keyword_only":
+                kwargs[parameter.name] = value
+            case "positional_or_keyword" if parameter.default is not None and not followed:
                 kwargs[parameter.name] = value
             case _:
                 args.append(value)

@@ -35,6 +35,7 @@ class SourceExecutable:
         self._module.train(entry.training)
         if weights.set.dtype:
             self._module.to(getattr(torch, weights.set.dtype))
+        unwrap_weights(self._module)
         with weights.lock:
             weights.bind(self._rebind)
 
@@ -129,6 +130,20 @@ def build_module(source: str, args: Mapping[str, Any]) -> torch.nn.Module:
     if not isinstance(module, torch.nn.Module):
         raise ArtifactError(source, f"returned {type(module).__name__}, expected a torch.nn.Module")
     return module
+
+
+def unwrap_weights(module: torch.nn.Module) -> None:
+    """Take apart weights that are tensors made of tensors (torchao's int8 with its scales): each becomes plain weights,
+    `parametrizations.weight.original0` and so on in the place of `weight`, of which the module makes it at each use."""
+    for owner in list(module.modules()):
+        wrapped = [weight for weight in owner.parameters(recurse=False) if hasattr(weight, "__tensor_flatten__")]
+        if wrapped:
+            from torch._functorch._aot_autograd.subclass_parametrization import unwrap_tensor_subclass_parameters
+
+            for weight in wrapped:
+                weight.requires_grad_(False)
+            unwrap_tensor_subclass_parameters(owner)
+            owner.get_submodule("parametrizations").train(owner.training)  # what is new begins in train mode
 
 
 def copy_over(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:

@@ -252,6 +252,23 @@ class Stays(nn.Module):
         return x + 1, torch.arange(x.shape[0])
 
 
+class Translates(nn.Module):
+    """torch's own transformer: its attention has another layout on a GPU than on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Transformer(64, 4, 1, 1, 128, batch_first=True)
+
+    def forward(self, x: Tensor, padded: Tensor) -> Any:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
+        masks = {"src_key_padding_mask": padded, "memory_key_padding_mask": padded}
+        return self.layers(x, x, tgt_mask=mask, tgt_is_causal=True, **masks)
+
+
+def translates() -> nn.Module:
+    return seeded(Translates)
+
+
 def buffers() -> nn.Module:
     return seeded(Buffers)
 
