@@ -224,3 +224,10 @@ def test_an_index_that_is_no_file_is_refused_at_once(
     bundle = write_bundle(tmp_path / "b")
     make(bundle / "index.json")
     assert "index.json: " in run(client / "aotpack-judge", bundle, code=1).stderr
+
+
+def test_a_place_that_is_no_bundle_is_named(client: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "demo.aotpack"
+    archive.write_bytes(b"PK")
+    for place, words in ((tmp_path / "nowhere", "No such file"), (archive, "is not a folder; unpack")):
+        assert f"{place}: {words}" in run(client / "aotpack-serve", place, "encoder", tmp_path, code=1).stderr

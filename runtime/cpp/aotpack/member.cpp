@@ -84,6 +84,12 @@ std::string Member::path() const {
   return "/proc/self/fd/" + std::to_string(fcntl(descriptor_, F_DUPFD_CLOEXEC, 0));
 }
 
+Members::Members(std::string root) : root_(std::move(root)) {
+  struct stat status {};
+  if (stat(root_.c_str(), &status)) fail(root_ + ": " + std::strerror(errno));
+  if (!S_ISDIR(status.st_mode)) fail(root_ + ": is not a folder; unpack an archive first, as with unzip");
+}
+
 Member& Members::operator[](const std::string& name) {
   const std::lock_guard<std::mutex> lock(lock_);
   auto& member = opened_[name];

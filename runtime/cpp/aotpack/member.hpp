@@ -39,7 +39,7 @@ class Member {
 // The members of a folder by name, each opened once.
 class Members {
  public:
-  explicit Members(std::string root) : root_(std::move(root)) {}
+  explicit Members(std::string root);                // Error when it is no folder
   Member& operator[](const std::string& name);
 
  private:
