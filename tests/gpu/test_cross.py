@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 FOLDER = Path(__file__).parent
 ENTRIES = (
     "attention", "attention32", "attention_named", "buffers", "chosen", "cond", "convolutions", "custom", "embeddings",
-    "float8", "kernel", "loops", "order", "products", "random", "scaled", "shimmed",
+    "float8", "kernel", "loops", "order", "products", "random", "scaled", "shimmed", "translates",
 )  # fmt: skip
 REFUSED = {
     "asks": "does otherwise on a GPU than on a CPU",
