@@ -1,6 +1,6 @@
 """Our own part of every fingerprint: count one up when a change here changes what a job gives."""
 
-EXPORT_REVISION = 10
+EXPORT_REVISION = 11
 GPU_EXPORT_REVISION = 2
 """Of what is exported on a GPU alone."""
 AOTI_REVISION = 7

@@ -6,7 +6,7 @@ dim it stands for (`x.shape[0]`), and every range, relation and output size is w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,8 +161,33 @@ def guards_of(
         if relation is sympy.true or _implied(relation, ranges) or _is_conv_backend(guard):
             continue
         where.append(_try_text(symbols, relation, name))
+    for keys, values in _attended(program):
+        where += _equal(symbols, symbols.expr(keys), symbols.expr(values), name)
     unique = {parse(text).text: parse(text) for text in where}
     return tuple(guards), tuple(unique[text] for text in sorted(unique))
+
+
+def _attended(program: ExportedProgram) -> Iterator[tuple[Any, Any]]:
+    """How many keys and how many values each attention is given. Nothing in torch compares them (2.13): its kernels for
+    a CPU read past the shorter, and cuDNN's ends the process."""
+    for module in program.graph_module.modules():
+        for node in getattr(getattr(module, "graph", None), "nodes", ()):
+            if node.op == "call_function" and "scaled_dot_product" in str(node.target):
+                keys, values = (argument.meta["val"] for argument in node.args[1:3])
+                yield keys.shape[-2], values.shape[-2]
+
+
+def _equal(symbols: Symbols, left: Any, right: Any, name: str) -> Iterator[str]:
+    """The relation that makes two sizes equal, none where they are or never can be: `y.shape[1] == x.shape[1]` where it
+    ties a size to one before it."""
+    terms = sympy.Add.make_args(sympy.expand(left - right))
+    less = [term for term in terms if term.could_extract_minus_sign()]
+    sides = [sympy.Add(*(term for term in terms if term not in less)), -sympy.Add(*less)]
+    if not (sides[0] - sides[1]).free_symbols:
+        return
+    places = list(symbols.texts)
+    sides.sort(key=lambda side: places.index(side) if side in symbols.texts else -1)
+    yield f"{_try_text(symbols, sides[1], name)} == {_try_text(symbols, sides[0], name)}"
 
 
 def _is_conv_backend(guard: Any) -> bool:

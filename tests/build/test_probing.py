@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,13 @@ class Encodes(nn.Module):
     def forward(self, x, padding):
         return self.layers(x, src_key_padding_mask=padding)
 
+class Attends(nn.Module):
+    def forward(self, q, cache):
+        keys, values = torch.cat([cache["keys"], q], 2), torch.cat([cache["values"], q], 2)
+        return nn.functional.scaled_dot_product_attention(q, keys, values)
+
 def corner(): return Corner().eval()
+def attends(): return Attends().eval()
 def encodes(nested): return Encodes(nested).eval()
 """
 
@@ -85,3 +92,18 @@ def test_a_model_that_is_exported_another_way_than_it_runs_is_refused(*, nested:
             export(job, store)
     else:
         assert export(job, store)["programs"]
+
+
+def test_attention_is_given_as_many_values_as_keys(tmp_path: Path) -> None:
+    """torch compares them nowhere: on a CPU it reads past the shorter, with cuDNN the process ends."""
+    part = {"shape": ["b", 2, "past", 8], "dtype": "float32"}
+    inputs = {"q": {"shape": ["b", 2, 1, 8], "dtype": "float32"}, "cache": {"dict": {"keys": part, "values": part}}}
+    points = [{"dims": {"b": {"min": 1, "max": 4}, "past": {"min": 2, "max": 16}}}]
+    (plan,) = make_plan(
+        read_manifest(write_zoo(tmp_path, MODELS, {"attends": entry("attends", inputs, points)}))
+    ).entries
+    assert isinstance(plan, EntryPlan)
+    record = export(source_job(plan, tmp_path).payload, Store(tmp_path / "store"))
+    (program,) = json.loads(json.dumps(record["programs"]))
+    where = [relation.text for relation in parse_guards(program["guards"]).where]
+    assert "cache['values'].shape[2] == cache['keys'].shape[2]" in where
