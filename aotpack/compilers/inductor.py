@@ -84,7 +84,7 @@ def package(
         if shared is not None:
             stack.enter_context(shared_interface(shared))
         # Kernels of a GPU would name the file that they were generated in, and hold their PTX as a text.
-        own = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_DISABLE_LINE_INFO": "1"}
+        own = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_DISABLE_LINE_INFO": "1", **_assembler()}
         stack.enter_context(mock.patch.dict(os.environ, own))
         try:
             made = torch._inductor.aoti_compile_and_package(
@@ -109,6 +109,13 @@ def package(
     stem = libraries[0].removesuffix(".so")
     beside = [folder / f"{stem}.json"] if (folder / f"{stem}.json").exists() else []
     return folder / libraries[0], beside
+
+
+def _assembler() -> dict[str, str]:
+    """The variable by which torch has Triton use the ptxas that came with torch, where nobody named another. It sets it
+    once a process, so that of the compiles of a worker only the first would have it (torch 2.11)."""
+    ptxas = Path(torch.__file__).with_name("bin") / "ptxas"
+    return {"TRITON_PTXAS_PATH": os.environ.get("TRITON_PTXAS_PATH", str(ptxas))} if os.access(ptxas, os.X_OK) else {}
 
 
 @contextmanager

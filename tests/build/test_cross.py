@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import nn
 
+from aotpack.compilers import inductor
 from aotpack.compilers.attention import Attentions, attention_for, possible
 from aotpack.compilers.cross import gate
 from aotpack.compilers.cross.choices import Choices, config_record, kernel_digest
@@ -1010,3 +1011,16 @@ def test_headers_are_looked_for_and_their_lack_is_one_error(tmp_path: Path, monk
     (tmp_path / "include" / "crt").mkdir(parents=True)
     (tmp_path / "include" / "crt" / "host_defines.h").write_text("")
     assert headers.cuda_headers() == tmp_path
+
+
+def test_torchs_own_ptxas_is_named_for_each_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """torch names it once a process: what a worker compiled second had other bytes than what it compiled first."""
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
+    assert inductor._assembler() == {}  # torch for a CPU has none
+    ptxas = tmp_path / "bin" / "ptxas"
+    ptxas.parent.mkdir()
+    ptxas.touch(0o755)
+    assert inductor._assembler() == {"TRITON_PTXAS_PATH": str(ptxas)}
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "/opt/ptxas")
+    assert inductor._assembler() == {"TRITON_PTXAS_PATH": "/opt/ptxas"}
