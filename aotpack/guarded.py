@@ -29,6 +29,7 @@ def main(seconds: float, memory_bytes: int, parent: int, root: str) -> NoReturn:
     """Run one job at the lowest priority; the process ends with it."""
     _die_with(parent, signal.SIGTERM)
     _step_back(int(os.environ.get("AOTPACK_JIT_NICE") or 19))
+    os.umask(0o077)  # a server may leave its files to all; what is kept here is run by this user
     # What is private counts, not what is mapped of files: the weights are the server's own pages.
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -102,10 +102,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from aotpack.build import _Builder
+from aotpack.verify_jobs import verify_key
 from aotpack_runtime.format.index_json import parse
 index = parse(Path(sys.argv[1], "index.json").read_bytes())
-print(_Builder.__new__(_Builder)._verify_key(index, "mlp", index.entries["mlp"].variants[0]))
+print(verify_key(index, "mlp", index.entries["mlp"].variants[0]))
 """
 
 
