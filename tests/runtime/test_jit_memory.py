@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from aotpack_runtime.jit import memory
+from aotpack_runtime.errors import CompileError
+from aotpack_runtime.jit import memory, service
+from aotpack_runtime.jit.budget import Breaker
 from aotpack_runtime.jit.memory import COMPILE_BYTES, left_bytes
 
 V2 = ("memory.max", "memory.current", "inactive_file")
@@ -74,3 +79,23 @@ def test_a_compile_is_not_begun_where_it_could_take_the_server_along(
 ) -> None:
     monkeypatch.setattr(memory, "left_bytes", lambda: free)
     assert memory.shortage() == why
+
+
+def test_a_shortage_does_not_use_up_the_one_try_of_an_open_breaker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nobody would say how that try ended, and nothing would be compiled in this session any more."""
+    breaker = Breaker(clock=lambda: 1e6, opened=0.0)
+    overlay = SimpleNamespace(
+        root=tmp_path / "a" / "b" / "c", lock=lambda key: tmp_path / "lock", get=lambda *key: None,
+        building=lambda key: nullcontext(tmp_path),
+    )  # fmt: skip
+    jit: Any = SimpleNamespace(
+        breaker=breaker, bundle=SimpleNamespace(index=None), refuses=lambda key: "", _place=lambda: overlay,
+        _closed=False, _compile=pytest.fail,
+    )  # fmt: skip
+    ask: Any = SimpleNamespace(key="key", request=SimpleNamespace(label="n8"))
+    monkeypatch.setattr(service, "shortage", lambda: "300 MiB are left")
+    with pytest.raises(CompileError, match="300 MiB are left"):
+        service.Jit._found_or_made(jit, ask)
+    assert breaker.ready()

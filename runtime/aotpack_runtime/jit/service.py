@@ -223,10 +223,10 @@ class Jit:
                 raise CompileError(ask.request.label, problem)
             slots = [overlay.root.parents[1] / "slots" / str(number) for number in range(jobs())]
             with held(*slots, stopped=lambda: self._closed) as free, overlay.building(ask.key) as folder:
-                if not free or not self.breaker.allows():
-                    raise CompileError(ask.request.label, "stopped: the session was closed, or the breaker opened")
                 if problem := shortage():
                     raise CompileError(ask.request.label, problem)
+                if not free or not self.breaker.allows():  # last: the one that it lets through has to end
+                    raise CompileError(ask.request.label, "stopped: the session was closed, or the breaker opened")
                 self._compile(ask, overlay, folder)
             made = overlay.get(ask.key, self.bundle.index)
             if made is None:
