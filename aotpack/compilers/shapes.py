@@ -6,6 +6,7 @@ dim it stands for (`x.shape[0]`), and every range, relation and output size is w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -172,18 +173,19 @@ def _attended(program: ExportedProgram) -> Iterator[tuple[Any, Any]]:
     a CPU read past the shorter, and cuDNN's ends the process."""
     for module in program.graph_module.modules():
         for node in getattr(getattr(module, "graph", None), "nodes", ()):
-            if node.op == "call_function" and "scaled_dot_product" in str(node.target):
+            if node.op == "call_function" and re.match(r"aten\._?scaled_dot_product_", str(node.target)):
                 keys, values = (argument.meta["val"] for argument in node.args[1:3])
                 yield keys.shape[-2], values.shape[-2]
 
 
 def _equal(symbols: Symbols, left: Any, right: Any, name: str) -> Iterator[str]:
-    """The relation that makes two sizes equal, none where they are or never can be: `y.shape[1] == x.shape[1]` where it
-    ties a size to one before it."""
+    """The relation that makes two sizes equal, `y.shape[1] == x.shape[1]` where it ties a size to one before it. None
+    where they are equal, never can be, or hang on values, which no guard sees."""
     terms = sympy.Add.make_args(sympy.expand(left - right))
     less = [term for term in terms if term.could_extract_minus_sign()]
     sides = [sympy.Add(*(term for term in terms if term not in less)), -sympy.Add(*less)]
-    if not (sides[0] - sides[1]).free_symbols:
+    free = (sides[0] - sides[1]).free_symbols
+    if not free or not free <= symbols.texts.keys():
         return
     places = list(symbols.texts)
     sides.sort(key=lambda side: places.index(side) if side in symbols.texts else -1)

@@ -9,8 +9,12 @@ import pytest
 
 pytest.importorskip("torch", reason="programs are tried with torch")
 
+import torch
+from torch.export import Dim
+
 from aotpack.compilers.exported import compile as export
 from aotpack.compilers.probing import _fixed
+from aotpack.compilers.shapes import TensorLeaf, guards_of
 from aotpack.compilers.sizes import named_sizes
 from aotpack.manifest import read_manifest
 from aotpack.plan import EntryPlan, make_plan
@@ -107,3 +111,37 @@ def test_attention_is_given_as_many_values_as_keys(tmp_path: Path) -> None:
     (program,) = json.loads(json.dumps(record["programs"]))
     where = [relation.text for relation in parse_guards(program["guards"]).where]
     assert "cache['values'].shape[2] == cache['keys'].shape[2]" in where
+
+
+@torch.library.custom_op("probing::scaled_dot_product_sum", mutates_args=())
+def scaled_sum(x: torch.Tensor, times: int) -> torch.Tensor:
+    return x * times
+
+
+@scaled_sum.register_fake
+def _scaled_sum(x: torch.Tensor, times: int) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class OfItsOwn(torch.nn.Module):
+    """An operator of the user's that is called like attention."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return scaled_sum(x, 2)
+
+
+class ByValues(torch.nn.Module):
+    """How many keys and values there are, values say."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keys, values = x[x[:, 0] > 0][None], x[x[:, 1] > 0][None]
+        return torch.nn.functional.scaled_dot_product_attention(x[None], keys, values)
+
+
+@pytest.mark.parametrize("model", [OfItsOwn, ByValues])
+def test_what_no_guard_can_say_of_attention_is_left_as_torch_has_it(model: type[torch.nn.Module]) -> None:
+    exported = torch.export.export(model(), (torch.randn(6, 8),), dynamic_shapes=((Dim.AUTO, Dim.STATIC),))
+    (guard,), where = guards_of(exported, [TensorLeaf("x", "float32", ("n", 8))], name="model")
+    assert isinstance(guard, TensorGuard)
+    assert guard.dims == (Range(2, None), 8)
+    assert where == ()
