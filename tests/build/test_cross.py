@@ -1024,3 +1024,21 @@ def test_torchs_own_ptxas_is_named_for_each_compile(monkeypatch: pytest.MonkeyPa
     assert inductor._assembler() == {"TRITON_PTXAS_PATH": str(ptxas)}
     monkeypatch.setenv("TRITON_PTXAS_PATH", "/opt/ptxas")
     assert inductor._assembler() == {"TRITON_PTXAS_PATH": "/opt/ptxas"}
+
+
+def test_a_compile_of_a_model_has_that_ptxas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[str | None] = []
+
+    def compiled(*_: Any, **__: Any) -> str:
+        seen.append(os.environ.get("TRITON_PTXAS_PATH"))
+        raise RuntimeError("seen")
+
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    monkeypatch.setattr(inductor, "_assembler", lambda: {"TRITON_PTXAS_PATH": "/torch/ptxas"})
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", compiled)
+    exported = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+    for _ in range(2):
+        with pytest.raises(CompileError, match="seen"):
+            inductor.package(exported, "e/v", {}, {"march": "x86-64-v3", "simd_bits": 256}, tmp_path)
+    assert seen == ["/torch/ptxas"] * 2
+    assert "TRITON_PTXAS_PATH" not in os.environ
